@@ -1,0 +1,44 @@
+"""rl_training: reinforcement learning that is right, fast on a CPU, and resumes bit for bit.
+
+Importing this package loads neither torch nor numpy; every public name is fetched on first use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rl_training.experiment.registry import ALGORITHMS
+
+if "numpy" not in sys.modules:  # acting multiplies tiny matrices: BLAS threads only get in each other's way
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if TYPE_CHECKING:
+    from rl_training.api.algorithms import DQN, PPO, SAC, ManagedAlgorithm
+    from rl_training.cli import load_config
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.runtime.callbacks import Callback
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "TrainConfig": "rl_training.experiment.config",
+    "load_config": "rl_training.cli",
+    "Callback": "rl_training.runtime.callbacks",
+    "ManagedAlgorithm": "rl_training.api.algorithms",
+    **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
+}
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,8 @@
+"""``python -m rl_training`` is the ``rl-training`` command."""
+
+import sys
+
+from rl_training.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What every algorithm is: networks and optimizers that can act, learn, and be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.algorithms.optim import Compiled, FlatAdam, Tensors
+from rl_training.state import Stateful
+
+__all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
+
+
+class Metrics(Mapping[str, float]):
+    """Reads as floats, filled lazily: tensors are copied to the host in one go when somebody looks."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor | float]) -> None:
+        self._tensors = tensors
+        self._values: dict[str, float] | None = None
+
+    def _read(self) -> dict[str, float]:
+        if self._values is None:
+            tensors = {k: v for k, v in self._tensors.items() if isinstance(v, torch.Tensor)}
+            read = torch.stack([t.detach().reshape(()).float() for t in tensors.values()]).tolist() if tensors else []
+            self._values = {**{k: v for k, v in self._tensors.items() if k not in tensors}, **dict(zip(tensors, read))}
+        return self._values
+
+    def __getitem__(self, name: str) -> float:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+
+@dataclass(slots=True)
+class UpdateResult:
+    metrics: Mapping[str, float]
+    num_gradient_steps: int
+
+
+class Acting(NamedTuple):
+    """Actions, what to store beside them, and the recurrent state to hand back next step."""
+
+    actions: np.ndarray
+    extras: dict[str, np.ndarray] = {}
+    carry: Any = None
+
+
+class Learner(Stateful):
+    """Networks and optimizers with ``act`` and ``update``; knows no environment, file or logger.
+
+    ``act`` takes and gives arrays on the host: observations (N, ...) to actions (N, ...), boxes in [-1, 1]. ``update`` takes
+    a dict of tensors. A subclass writes ``_learn(batch) -> tensors``, a pure function of tensors, so that it can run eagerly
+    or as one compiled graph, and what surrounds it in ``update``.
+    """
+
+    CONTROLS: ClassVar[tuple[str, ...]] = ()  # what schedules may change, beside the learning rate
+    WORTH_COMPILING: ClassVar[int] = 50_000  # updates after which a compiled update has paid for its compilation
+
+    def act(
+        self,
+        obs: np.ndarray,
+        *,
+        carry: Any = None,
+        deterministic: bool = False,
+        step: int = 0,
+        rng: np.random.Generator | None = None,
+    ) -> Acting:
+        raise NotImplementedError
+
+    def initial_carry(self, n: int) -> Any:
+        """Recurrent state for ``n`` fresh episodes; None where there is none."""
+        return None
+
+    def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        raise NotImplementedError
+
+    def _learn(self, batch: Tensors) -> Tensors:
+        raise NotImplementedError
+
+    def use_compiled(self) -> None:
+        """From now on, updates run as one compiled graph."""
+        self._run = Compiled(self._learn)
+
+    _run: Any = None
+
+    def learn(self, batch: Tensors) -> Tensors:
+        """``_learn``, eager or compiled."""
+        return self._learn(batch) if self._run is None else self._run(batch)
+
+    def set_control(self, name: str, value: float) -> None:
+        """Give a scheduled coefficient its value; coefficients live in tensors so that compiled updates see them."""
+        current = getattr(self, f"_{name}")
+        if isinstance(current, torch.Tensor):
+            current.fill_(value)
+        else:
+            setattr(self, f"_{name}", value)
+
+    def optimizers(self) -> list[FlatAdam]:
+        return [part for part in vars(self).values() if isinstance(part, FlatAdam)]
+
+    def set_train_mode(self) -> None:
+        self._mode(True)
+
+    def set_eval_mode(self) -> None:
+        self._mode(False)
+
+    def _mode(self, training: bool) -> None:
+        for part in self._parts().values():
+            if isinstance(part, nn.Module):
+                part.train(training)
+            elif isinstance(part, Learner):
+                part._mode(training)
+
+
+_shared = np.random.default_rng()
+
+
+def stream(rng: np.random.Generator | None) -> np.random.Generator:
+    """The given stream, or an unseeded one for callers who do not care which action they get."""
+    return _shared if rng is None else rng

@@ -1,0 +1,166 @@
+"""The fast core of every learner: flat parameters, one fused optimizer call, and updates that run as one graph.
+
+Small networks are bound by call overhead, not arithmetic. So the parameters an optimizer owns are views of one flat tensor,
+its step is a single kernel, and an update is a pure function of tensors that runs eagerly or compiled, with the same maths.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+Tensors = dict[str, torch.Tensor]
+
+
+def flatten(params: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Make the parameters views of one flat tensor and return it. Move modules to their device before this, never after."""
+    params = list(params)
+    flat = torch.cat([p.detach().reshape(-1) for p in params])
+    for p, view in zip(params, flat.split([p.numel() for p in params])):
+        p.data = view.view_as(p)
+    return flat
+
+
+class FlatAdam:
+    """Adam over parameters that become views of one flat tensor.
+
+    Stepping changes that tensor behind autograd's back, so take every gradient of an update before stepping anything: use
+    ``descend``. The learning rate is a tensor, so a schedule reaches compiled updates too.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.params = list(params)
+        if not self.params:
+            raise ValueError("FlatAdam got no parameters")
+        self.flat = flatten(self.params)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), device=self.flat.device)
+        self.base_lr, self.lr = lr, torch.tensor(lr, device=self.flat.device)
+        self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
+
+    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
+        """Only with respect to what it owns: an actor loss costs no critic weight gradients."""
+        if not torch.compiler.is_compiling() and self.params[0].data_ptr() != self.flat.data_ptr():
+            raise RuntimeError(
+                "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
+                "after the learner was made): make the learner after moving the module"
+            )
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self.params)])
+
+    @torch.no_grad()
+    def step(self, grad: torch.Tensor) -> None:
+        b1, b2 = self.betas
+        if self.max_grad_norm is not None:
+            grad = grad * (self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1)
+        self.count += 1
+        if torch.compiler.is_compiling():  # plain arithmetic: the compiler fuses it
+            self.mean.lerp_(grad, 1 - b1)
+            self.square.lerp_(grad * grad, 1 - b2)
+            denominator = self.square.sqrt() / (1 - b2**self.count).sqrt() + self.eps
+            self.flat.sub_((self.lr / (1 - b1**self.count)) * self.mean / denominator)
+        else:
+            torch._fused_adam_(
+                [self.flat], [grad], [self.mean], [self.square], [], [self.count],
+                lr=self.lr, beta1=b1, beta2=b2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def scale_lr(self, scale: float) -> float:
+        """Set the learning rate to ``scale`` times its initial value; returns it."""
+        lr = self.base_lr * scale
+        self.lr.fill_(lr)
+        return lr
+
+    def state_dict(self) -> Tensors:
+        return {"mean": self.mean, "square": self.square, "count": self.count}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
+    """All gradients first, then all steps: no loss ever sees another's new parameters."""
+    for optimizer, grad in [(optimizer, optimizer.gradient(loss)) for optimizer, loss in pairs]:
+        optimizer.step(grad)
+
+
+class Compiled:
+    """``function(batch) -> tensors`` as one graph with its guards off, for batches like the first one; eager for any other.
+
+    Guards off is safe because each learner compiles a function object of its own, the batch's layout is compared here before
+    every call, and whatever may change during training (rates, coefficients, temperature) is a tensor: a Python number would
+    be frozen into the graph.
+    """
+
+    def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
+        self._eager = function
+        self._graph: Callable[..., Tensors] | None = None
+        self._layout: tuple = ()
+        self.failed: str | None = None
+
+    def __call__(self, batch: Tensors) -> Tensors:
+        if self.failed:
+            return self._eager(batch)
+        layout = tuple([(name, x.shape, x.stride(), x.dtype) for name, x in batch.items()])
+        if self._graph is None:
+            return self._first(batch, layout)
+        if layout != self._layout:
+            return self._eager(batch)
+        return self._graph(*batch.values())
+
+    def _first(self, batch: Tensors, layout: tuple) -> Tensors:
+        names, function = list(batch), self._eager
+
+        def own(*tensors: torch.Tensor) -> Tensors:  # a fresh function object: two learners never share a graph
+            return function(dict(zip(names, tensors)))
+
+        def no_guards(guards: list) -> list[bool]:
+            return [False for _ in guards]
+
+        import torch._dynamo
+
+        graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards})
+        try:
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                result = graph(*batch.values())
+        except Exception as error:  # nothing ran: compiling comes before the first kernel
+            self.failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            warnings.warn(f"updates run eagerly: compiling failed ({self.failed})", stacklevel=2)
+            return self._eager(batch)
+        self._graph, self._layout = graph, layout
+        return result
+
+
+def cannot_compile() -> str | None:
+    """Why compiled updates are not possible here, or None."""
+    import shutil
+
+    import torch._dynamo
+
+    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        return "this torch cannot trace autograd inside a graph (2.11 or newer can)"
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return "no C++ compiler found"
+    return None
+
+
+
+
+def first_nonfinite(state: Any, path: str = "") -> str | None:
+    """The name of the first tensor in a nested state that holds a NaN or an infinity, or None."""
+    if isinstance(state, torch.Tensor):
+        return None if not state.is_floating_point() or bool(torch.isfinite(state).all()) else path
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    return next((bad for key, part in items if (bad := first_nonfinite(part, f"{path}.{key}".lstrip(".")))), None)

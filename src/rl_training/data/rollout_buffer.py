@@ -1,0 +1,86 @@
+"""One rollout of N environments for T steps: written in place, turned into advantages, handed out in minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.returns import gae
+from rl_training.state import Rng
+
+Batch = dict[str, torch.Tensor]
+
+
+class RolloutBuffer:
+    """Arrays are (T, N, ...). Written by ``add`` step by step, and reused for the next rollout."""
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        obs_shape: tuple[int, ...],
+        action_shape: tuple[int, ...] = (),
+        *,
+        obs_dtype: Any = np.float32,
+        action_dtype: Any = np.float32,
+        device: str | torch.device = "cpu",
+        rng: Rng | None = None,
+    ) -> None:
+        rows = (num_steps, num_envs)
+        self.num_steps, self.num_envs, self.position = num_steps, num_envs, 0
+        self.rng = rng if rng is not None else Rng(0, "minibatches")
+        self._device = torch.device(device)
+        self.obs = np.zeros((*rows, *obs_shape), obs_dtype)
+        self.actions = np.zeros((*rows, *action_shape), action_dtype)
+        scalars = [np.zeros(rows, np.float32) for _ in range(6)]
+        self.logprobs, self.rewards, self.values, self.terminated, self.truncated, self.final_values = scalars
+        self.advantages, self.returns = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+
+    def add(
+        self, *, obs: Any, actions: Any, logprobs: Any, rewards: Any, values: Any, terminated: Any, truncated: Any, final_values: Any = 0.0
+    ) -> None:
+        """One step of every environment. ``final_values`` counts only where truncated: the value of the true last observation."""
+        if self.position >= self.num_steps:
+            raise ValueError(f"the rollout already holds {self.num_steps} steps; compute the returns and clear it first")
+        t = self.position
+        self.obs[t], self.actions[t], self.logprobs[t], self.rewards[t] = obs, actions, logprobs, rewards
+        self.values[t], self.terminated[t], self.truncated[t], self.final_values[t] = values, terminated, truncated, final_values
+        self.position = t + 1
+
+    def clear(self) -> None:
+        self.position = 0
+
+    def compute_returns_and_advantages(self, last_values: Any, gamma: float, gae_lambda: float) -> None:
+        """``last_values`` (N,): values of the observations the environments are at now."""
+        if self.position != self.num_steps:
+            raise ValueError(f"the rollout holds {self.position} of {self.num_steps} steps")
+        self.advantages[:] = gae(
+            rewards=self.rewards,
+            values=self.values,
+            last_values=np.array(last_values, np.float32),
+            terminated=self.terminated,
+            truncated=self.truncated,
+            final_values=self.final_values,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+        )
+        np.add(self.advantages, self.values, out=self.returns)
+
+    def flat(self) -> Batch:
+        """All T·N rows as tensors on the buffer's device, sharing memory with it on a CPU."""
+        names = ("obs", "actions", "logprobs", "advantages", "returns", "values")
+        arrays = {name: getattr(self, name) for name in names}
+        return {k: torch.from_numpy(a.reshape(-1, *a.shape[2:])).to(self._device) for k, a in arrays.items()}
+
+    def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Batch]:
+        """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
+        rows = self.flat()
+        size = self.num_steps * self.num_envs
+        if shuffle:
+            order = torch.from_numpy(self.rng.generator.permutation(size)).to(self._device)
+            rows = {name: row.index_select(0, order) for name, row in rows.items()}
+        for start in range(0, size, minibatch_size):
+            yield {name: row[start : start + minibatch_size] for name, row in rows.items()}

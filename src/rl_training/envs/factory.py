@@ -1,0 +1,172 @@
+"""Making environments from a config: gym.make arguments, time limits, wrappers, separate training and evaluation settings."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import gymnasium as gym
+from gymnasium.wrappers import FlattenObservation
+from pydantic import Field, Strict
+
+from rl_training.envs.spaces import is_image
+from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PixelObservation
+from rl_training.experiment.config import ConfigError, Options, opt
+
+EnvSource = str | gym.Env | Callable[[], gym.Env]
+Pair = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], Strict(False)]
+
+
+class PixelOptions(Options):
+    """Learn from the rendered picture instead of the observation."""
+
+    TITLE = "wrappers.pixels"
+    resize_shape: Pair | None = opt((84, 84), "height and width; none keeps the rendered size")
+    frame_stack: int = opt(1, "pictures side by side in one observation", ge=1)
+    grayscale: bool = opt(True, "one channel instead of three")
+    channel_first: bool = opt(True, "(C, H, W) instead of (H, W, C)")
+
+
+class RewardOptions(Options):
+    """Changes the rewards learned from; returns are always reported as the environment gave them."""
+
+    TITLE = "wrappers.reward"
+    scale: float = opt(1.0, "rewards are multiplied by this")
+    clip: float | None = opt(None, "then clipped to [-clip, clip]", gt=0)
+
+
+class AtariOptions(Options):
+    """The usual Atari protocol."""
+
+    TITLE = "wrappers.atari"
+    frame_skip: int = opt(4, "emulator frames per action", ge=1)
+    frame_stack: int = opt(4, "observations side by side", ge=1)
+    noop_max: int = opt(30, "at most this many no-ops start an episode", ge=0)
+    screen_size: int = opt(84, "side of the grey square", ge=36)
+    terminal_on_life_loss: bool = opt(False, "a lost life ends an episode (training only, by env_kwargs.training)")
+
+
+class WrapperOptions(Options):
+    TITLE = "wrappers"
+    pixels: PixelOptions | None = opt(None, "learn from rendered pictures")
+    atari: AtariOptions | None = opt(None, "the usual Atari protocol")
+    reward: RewardOptions = opt(RewardOptions(), "scale and clip the rewards learned from")
+    frame_stack: int = opt(1, "observations side by side", ge=1)
+
+
+class EnvOptions(Options):
+    """The parts of ``env_kwargs`` that are ours; everything else goes to gym.make."""
+
+    TITLE = "env_kwargs"
+    max_episode_steps: int | None = opt(None, "time limit in steps; none keeps the environment's own", ge=1)
+    wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, reward, frame_stack")
+    training: dict[str, Any] = opt({}, "env_kwargs that hold for training only")
+    evaluation: dict[str, Any] = opt({}, "env_kwargs that hold for evaluation only")
+
+
+def parse_env_kwargs(env_kwargs: dict[str, Any], *, training: bool) -> tuple[EnvOptions, dict[str, Any]]:
+    """Our options and the arguments of gym.make, with the overrides for training or evaluation applied."""
+    try:
+        options, _ = _split(env_kwargs)
+        override = options.training if training else options.evaluation
+        merged = _merge({k: v for k, v in env_kwargs.items() if k not in ("training", "evaluation")}, override)
+        return _split(merged)
+    except ConfigError as error:
+        raise error.under("env_kwargs") from None
+
+
+def _split(env_kwargs: dict[str, Any]) -> tuple[EnvOptions, dict[str, Any]]:
+    ours = {name: value for name, value in env_kwargs.items() if name in EnvOptions.model_fields}
+    return EnvOptions(**ours), {name: value for name, value in env_kwargs.items() if name not in ours}
+
+
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in override.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merge(merged[name], value) if both else value
+    return merged
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """Makes the environments of one run; ``source`` is an id, a function, or an environment to make copies of."""
+
+    source: EnvSource
+    env_kwargs: dict[str, Any]
+
+    def reward_options(self, *, training: bool = True) -> RewardOptions:
+        return parse_env_kwargs(self.env_kwargs, training=training)[0].wrappers.reward
+
+    def make(self, *, training: bool) -> gym.Env:
+        options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)
+        env = _base_env(self.source, options, kwargs)
+        wrappers = options.wrappers
+        if wrappers.atari is not None:
+            chosen = wrappers.atari.model_dump(exclude={"frame_stack"})
+            env = FrameStack(AtariPreprocessing(env, **chosen), wrappers.atari.frame_stack)
+        if wrappers.pixels is not None:
+            env = PixelObservation(env, **wrappers.pixels.model_dump(exclude={"frame_stack"}))
+            if wrappers.pixels.frame_stack > 1:
+                env = FrameStack(env, wrappers.pixels.frame_stack)
+        env = _flat_observations(env)
+        return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
+
+
+def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) -> gym.Env:
+    if options.wrappers.pixels is not None:
+        kwargs = {"render_mode": "rgb_array", **kwargs}
+    if options.wrappers.atari is not None:
+        kwargs = {"frameskip": 1, "obs_type": "grayscale", **kwargs}
+    if isinstance(source, str):
+        return _registered(source, options.max_episode_steps, kwargs)
+    env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)  # type: ignore[arg-type]
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
+    limit = options.max_episode_steps
+    return env if limit is None else gym.wrappers.TimeLimit(env, limit)
+
+
+def _registered(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
+    if env_id.startswith("ALE/"):
+        try:
+            import ale_py
+        except ImportError:
+            raise ValueError(f"{env_id} needs the atari extra: pip install 'rl_training[atari]'") from None
+        gym.register_envs(ale_py)
+    try:
+        env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+    except (gym.error.Error, ImportError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"cannot make the environment {env_id!r}: {reason}") from None
+    if "mujoco" in sys.modules and hasattr(sys.modules["mujoco"], "set_mju_user_warning"):
+        sys.modules["mujoco"].set_mju_user_warning(lambda message: None)  # else it writes a log file where it stands
+    return env
+
+
+def _copy(env: gym.Env) -> gym.Env:
+    if env.spec is not None:
+        return gym.make(env.spec, disable_env_checker=True)
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        raise ValueError(
+            f"{type(env).__name__} can be neither made again nor copied ({error}); pass a function that makes it instead"
+        ) from None
+
+
+def _flat_observations(env: gym.Env) -> gym.Env:
+    """Vectors and images as they are; anything else flattened to a vector, or refused with a reason."""
+    space = env.observation_space
+    if is_image(space) or (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
+        return env
+    parts = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
+    if any(is_image(part) for part in parts):
+        raise ValueError(f"a mix of images and other observations is not supported ({space}); wrap the environment first")
+    flat = gym.spaces.utils.flatten_space(space) if space.is_np_flattenable else None
+    if not isinstance(flat, gym.spaces.Box):
+        raise ValueError(f"observations of {space} cannot be flattened to a vector; wrap the environment first")
+    return FlattenObservation(env)

@@ -1,0 +1,146 @@
+"""What an algorithm may know about an environment: shapes, kinds and bounds, and the maps across its edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Observations as networks see them (float32 vectors or channel-first uint8 images), actions as agents give them
+    (indices, or floats in [-1, 1]), and the bounds to translate between these and the environment."""
+
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype
+    action_kind: str  # discrete, box, multi_discrete, multi_binary
+    action_shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,)
+    start: int = 0  # the environment's number of the first discrete action
+    center: np.ndarray | None = None  # boxes: environment units = center + scale * action
+    scale: np.ndarray | None = None
+    env_shape: tuple[int, ...] = ()  # the action's shape in the environment
+    env_dtype: Any = None
+    channels_last: bool = False
+    bounded: np.ndarray | None = None  # which dimensions of a box have bounds
+
+    @classmethod
+    def of(cls, env: gym.Env) -> Spaces:
+        obs, act = env.observation_space, env.action_space
+        if not isinstance(obs, gym.spaces.Box):
+            raise ValueError(f"observations must be a Box after wrapping, got {obs}")
+        shape = tuple(obs.shape)
+        image = is_image(obs)
+        channels_last = image and shape[-1] <= CHANNELS
+        if channels_last:
+            shape = (shape[2], shape[0], shape[1])
+        common: dict[str, Any] = {
+            "obs_shape": shape,
+            "obs_dtype": np.dtype(np.uint8 if image else np.float32),
+            "channels_last": channels_last,
+        }
+        if isinstance(act, gym.spaces.Discrete):
+            return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
+        if isinstance(act, gym.spaces.MultiDiscrete) and act.nvec.ndim == 1:
+            nvec = tuple(int(n) for n in act.nvec)
+            return cls(**common, action_kind="multi_discrete", action_shape=(len(nvec),), choices=nvec)
+        if isinstance(act, gym.spaces.MultiBinary) and len(act.shape) == 1:
+            return cls(**common, action_kind="multi_binary", action_shape=act.shape, choices=act.shape)
+        if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
+            low, high = act.low.reshape(-1).astype(np.float64), act.high.reshape(-1).astype(np.float64)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            center, scale = np.where(bounded, (high + low) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+            return cls(
+                **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
+                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, bounded=bounded,
+            )  # fmt: skip
+        raise ValueError(f"actions must be Discrete, Box, MultiDiscrete or MultiBinary, got {act}")
+
+    @property
+    def image(self) -> bool:
+        return len(self.obs_shape) == 3
+
+    @property
+    def obs_kind(self) -> str:
+        return "image" if self.image else "vector"
+
+    @property
+    def obs_dim(self) -> int:
+        return self.obs_shape[0]
+
+    @property
+    def action_dtype(self) -> np.dtype:
+        return np.dtype(np.float32 if self.action_kind == "box" else np.int64)
+
+    @property
+    def num_actions(self) -> int:
+        return self.choices[0]
+
+    @cached_property
+    def unbounded(self) -> bool:
+        return self.bounded is not None and not self.bounded.all()
+
+    @property
+    def action_dim(self) -> int:
+        return self.action_shape[0]
+
+    def describe(self) -> str:
+        actions = {
+            "discrete": f"Discrete({self.choices[0] if self.choices else 0})",
+            "box": f"Box{self.action_shape}",
+            "multi_discrete": f"MultiDiscrete{list(self.choices)}",
+            "multi_binary": f"MultiBinary({self.choices[0] if self.choices else 0})",
+        }[self.action_kind]
+        return f"{self.obs_kind} {self.obs_shape} and {actions}"
+
+    def require(self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...]) -> None:
+        """Fail early, with one message shape for every algorithm."""
+        if self.obs_kind in obs and self.action_kind in actions:
+            return
+        names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
+        needs = f"{' or '.join(obs)} observations and {' or '.join(names[a] for a in actions)} actions"
+        raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}")
+
+    def encode(self, obs: Any) -> np.ndarray:
+        """One raw observation, or a batch of them, in the networks' layout and type."""
+        array = np.asarray(obs, self.obs_dtype)
+        return np.moveaxis(array, -1, -3) if self.channels_last else array
+
+    def to_env(self, actions: np.ndarray) -> Any:
+        """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped to their bounds."""
+        if self.action_kind == "discrete":
+            return (actions + self.start).tolist() if self.start else actions.tolist()
+        if self.action_kind != "box":
+            return actions
+        inside = np.clip(actions, -1.0, 1.0)
+        if self.unbounded:
+            inside = np.where(self.bounded, inside, actions)
+        return (self.center + self.scale * inside).astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse: environment units to agent units."""
+        if self.action_kind == "discrete":
+            return np.asarray(actions, np.int64) - self.start
+        if self.action_kind != "box":
+            return np.asarray(actions, np.int64)
+        rows = np.asarray(actions, np.float32).reshape(-1, *self.action_shape)
+        return (rows - self.center) / self.scale
+
+    def random_actions(self, rng: np.random.Generator, n: int) -> np.ndarray:
+        """Uniform agent actions (N, ...)."""
+        if self.action_kind == "box":
+            return rng.uniform(-1, 1, size=(n, *self.action_shape)).astype(np.float32)
+        if self.action_kind == "discrete":
+            return rng.integers(self.num_actions, size=n)
+        upper = self.choices if self.action_kind == "multi_discrete" else 2
+        return rng.integers(upper, size=(n, *self.action_shape))
+
+
+def is_image(space: gym.Space) -> bool:
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

@@ -1,0 +1,159 @@
+"""Wrappers of our own: exact on replay, without OpenCV, images always channel first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.envs.spaces import CHANNELS, is_image
+
+
+def area_weights(source: int, target: int) -> np.ndarray:
+    """(target, source) matrix that averages ``source`` cells into ``target`` cells by overlap; rows sum to 1."""
+    edges = np.arange(target + 1) * source / target
+    cells = np.arange(source)
+    overlap = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
+    return (np.clip(overlap, 0, None) * target / source).astype(np.float32)
+
+
+class AreaResize:
+    """Images (C, H, W) uint8 resized by area averaging: two small matrix products."""
+
+    def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
+        self._rows, self._columns = area_weights(source[0], target[0]), area_weights(source[1], target[1]).T.copy()
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        return (self._rows @ image.astype(np.float32) @ self._columns + 0.5).astype(np.uint8)
+
+
+def to_gray(image: np.ndarray) -> np.ndarray:
+    """(3, H, W) uint8 -> (1, H, W) by the usual luminance weights."""
+    weights = np.array([0.299, 0.587, 0.114], np.float32)
+    return (np.tensordot(weights, image.astype(np.float32), axes=(0, 0)) + 0.5).astype(np.uint8)[None]
+
+
+def channel_first(image: np.ndarray) -> np.ndarray:
+    return np.moveaxis(image, -1, 0) if image.shape[-1] <= CHANNELS else image
+
+
+class PixelObservation(gym.Wrapper):
+    """The rendered picture instead of the observation: (C, H, W) uint8. The environment must render rgb arrays."""
+
+    def __init__(self, env: gym.Env, *, resize_shape: tuple[int, int] | None, grayscale: bool, channel_first: bool) -> None:
+        super().__init__(env)
+        if env.render_mode != "rgb_array":
+            raise ValueError(f"pixels need an environment with render_mode='rgb_array', got {env.render_mode!r}")
+        self._resize: AreaResize | None = None
+        self._target, self._grayscale, self._channel_first = resize_shape, grayscale, channel_first
+        env.reset(seed=0)
+        shape = self._picture().shape
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+
+    def _picture(self) -> np.ndarray:
+        image = np.moveaxis(np.asarray(self.env.render(), np.uint8), -1, 0)
+        if self._grayscale:
+            image = to_gray(image)
+        if self._target is not None:
+            if self._resize is None:
+                self._resize = AreaResize(image.shape[1:], self._target)  # type: ignore[arg-type]
+            image = self._resize(image)
+        return image if self._channel_first else np.moveaxis(image, 0, -1)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        _, info = self.env.reset(**kwargs)
+        return self._picture(), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        _, reward, terminated, truncated, info = self.env.step(action)
+        return self._picture(), reward, terminated, truncated, info
+
+
+class FrameStack(gym.Wrapper):
+    """The last ``size`` observations side by side: channels of images, entries of vectors. Starts with copies of the first."""
+
+    def __init__(self, env: gym.Env, size: int) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (1, 3):
+            raise ValueError(f"frame_stack needs vectors or images, got {space}")
+        self._axis = -1 if is_image(space) and space.shape[-1] <= CHANNELS else 0
+        self._frames: list[np.ndarray] = []
+        self._size = size
+        low, high = (np.concatenate([bound] * size, self._axis) for bound in (space.low, space.high))
+        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
+
+    def _stacked(self) -> np.ndarray:
+        return np.concatenate(self._frames, self._axis)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        obs, info = self.env.reset(**kwargs)
+        self._frames = [obs] * self._size
+        return self._stacked(), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._frames = [*self._frames[1:], obs]
+        return self._stacked(), reward, terminated, truncated, info
+
+
+class AtariPreprocessing(gym.Wrapper):
+    """The usual Atari protocol (Machado et al., 2018) on an ALE environment made with frameskip=1.
+
+    Repeats each action, takes the maximum of the last two frames, shrinks to a grey square (1, S, S), starts episodes with a
+    random number of no-ops, and can end episodes when a life is lost (for training).
+    """
+
+    def __init__(self, env: gym.Env, *, frame_skip: int, noop_max: int, screen_size: int, terminal_on_life_loss: bool) -> None:
+        super().__init__(env)
+        self._skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
+        self._ale = env.unwrapped.ale  # type: ignore[attr-defined]
+        height, width = self._ale.getScreenDims()
+        self._resize = AreaResize((height, width), (screen_size, screen_size))
+        self._screens = np.zeros((2, height, width), np.uint8)
+        self.game_over, self.lives = True, 0
+        self.observation_space = gym.spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
+
+    def _observation(self) -> np.ndarray:
+        return self._resize(self._screens.max(0)[None])
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        if self.game_over or kwargs.get("seed") is not None or not self._lives_matter:
+            _, info = self.env.reset(**kwargs)
+            noops = int(self.env.unwrapped.np_random.integers(1, self._noops + 1)) if self._noops else 0
+            for _ in range(noops):
+                _, _, terminated, truncated, info = self.env.step(0)
+                if terminated or truncated:
+                    _, info = self.env.reset()
+        else:  # a life was lost, the game goes on
+            _, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                _, info = self.env.reset()
+        self.game_over, self.lives = False, self._ale.lives()
+        self._ale.getScreenGrayscale(self._screens[0])
+        self._screens[1] = 0
+        return self._observation(), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        total, info = 0.0, {}
+        terminated = truncated = False
+        for repeat in range(self._skip):
+            _, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            self.game_over = terminated or truncated
+            if self._lives_matter and self._ale.lives() < self.lives:
+                self.lives = self._ale.lives()
+                terminated = True
+            if repeat >= self._skip - 2 or terminated or truncated:
+                self._ale.getScreenGrayscale(self._screens[repeat % 2])
+            if terminated or truncated:
+                break
+        return self._observation(), total, terminated, truncated, info
+
+    def replay_state(self) -> dict[str, Any]:
+        """What a reset depends on, beside the emulator itself."""
+        return {"game_over": self.game_over, "lives": self.lives}
+
+    def load_replay_state(self, state: dict[str, Any]) -> None:
+        self.game_over, self.lives = state["game_over"], state["lives"]

@@ -1,0 +1,1 @@
+"""Configs, run directories, checkpoints, logs and the list of algorithms."""

@@ -1,0 +1,198 @@
+"""Checkpoint files: tensors and plain data only, checked by a digest, written whole or not at all.
+
+A checkpoint is a safetensors file. Its header carries the state tree as JSON, in which each tensor stands as a reference, and a
+sha256 of everything. Reading it parses JSON and copies bytes: there is nothing in it that could run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+FORMAT = 1
+SUFFIX = ".ckpt"
+APART = 1 << 20  # buffers of more bytes than this go into a sibling file, so that the agent alone stays small
+DTYPES = {
+    "float32": "F32", "float64": "F64", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
+}  # fmt: skip
+
+
+class CheckpointError(ValueError):
+    """A file that is not a whole checkpoint of this package."""
+
+
+@dataclass(slots=True)
+class CheckpointState:
+    """``buffer_state`` is None when the agent was saved alone."""
+
+    algorithm_state: dict[str, Any]
+    buffer_state: dict[str, Any] | None
+    trainer_state: dict[str, Any]
+    config: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
+    """Write durably: a crash at any moment leaves the previous file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tree = {
+        "algorithm_state": state.algorithm_state,
+        "buffer_state": state.buffer_state,
+        "trainer_state": state.trainer_state,
+        "config": state.config,
+        "metadata": {**state.metadata, "format": FORMAT},
+    }
+    if _nbytes(state.buffer_state) > APART:
+        sibling = buffers_path(path)
+        digest = _write(sibling, {"buffer_state": state.buffer_state})
+        tree["buffer_state"] = {"$file": sibling.name, "sha256": digest}
+    _write(path, tree)
+    return path
+
+
+def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointState:
+    """Read and verify. ``buffers=False`` leaves a sibling file of buffers alone."""
+    path = Path(path)
+    tree, _ = _read(path)
+    if not isinstance(tree, dict) or set(tree) != {"algorithm_state", "buffer_state", "trainer_state", "config", "metadata"}:
+        raise CheckpointError(f"{path} is not a checkpoint of rl_training")
+    if tree["metadata"].get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {tree['metadata'].get('format')}; this version reads format {FORMAT}")
+    apart = tree["buffer_state"]
+    if isinstance(apart, dict) and "$file" in apart:
+        tree["buffer_state"] = None
+        if buffers:
+            sibling = path.parent / Path(apart["$file"]).name
+            if not sibling.exists():
+                raise CheckpointError(
+                    f"{path} has lost its buffers ({sibling.name} is gone): it can be evaluated, but not resumed exactly"
+                )
+            inner, digest = _read(sibling)
+            if digest != apart["sha256"]:
+                raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
+            tree["buffer_state"] = inner["buffer_state"]
+    return CheckpointState(**tree)
+
+
+def buffers_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.buffers{path.suffix}")
+
+
+def _nbytes(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_nbytes, parts))
+
+
+def _pack(state: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
+    """The tree as JSON values; tensors go to ``arrays`` and leave a reference."""
+    if isinstance(state, torch.Tensor):
+        state = state.detach().cpu().numpy()
+    if isinstance(state, np.ndarray):
+        arrays[path] = np.asarray(state, order="C")
+        return {"$tensor": path}
+    if isinstance(state, np.generic):
+        return state.item()
+    if isinstance(state, dict):
+        for key in state:
+            if not isinstance(key, str) or (key.startswith("$") and key not in ("$file",)):
+                raise TypeError(f"checkpoint state: {path or 'top'} has the key {key!r}; keys are names")
+        return {key: _pack(value, arrays, f"{path}.{key}".lstrip(".")) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_pack(value, arrays, f"{path}.{i}") for i, value in enumerate(state)]
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    raise TypeError(f"checkpoint state: {path} is a {type(state).__name__}; only tensors and plain values are saved")
+
+
+def _unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(tree, dict):
+        return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _unpack(v, tensors) for k, v in tree.items()}
+    return [_unpack(value, tensors) for value in tree] if isinstance(tree, list) else tree
+
+
+def _digest(tree: str, arrays: dict[str, np.ndarray]) -> str:
+    sha = hashlib.sha256(tree.encode())
+    for name, array in sorted(arrays.items()):
+        sha.update(f"{name}|{array.dtype.name}|{array.shape}|".encode())
+        sha.update(array.reshape(-1).view(np.uint8))
+    return sha.hexdigest()
+
+
+def _write(path: Path, state: dict[str, Any]) -> str:
+    arrays: dict[str, np.ndarray] = {}
+    tree = json.dumps(_pack(state, arrays, ""))
+    digest = _digest(tree, arrays)
+    header: dict[str, Any] = {"__metadata__": {"tree": tree, "sha256": digest}}
+    offset = 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    write_durably(path, [len(head).to_bytes(8, "little"), head, *(a.reshape(-1).view(np.uint8).data for a in arrays.values())])
+    return digest
+
+
+def write_durably(path: Path, pieces: list[Any]) -> None:
+    """Temporary file, fsync, rename, fsync of the folder; on any error the temporary file is removed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _read(path: Path) -> tuple[Any, str]:
+    if not path.exists():
+        raise CheckpointError(f"no checkpoint at {path}")
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a directory, not a checkpoint file")
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start[:2] == b"PK" or start[:1] == b"\x80":
+        raise CheckpointError(f"{path} holds pickled objects, which could run code; it was not opened")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint ({' '.join(str(error).split())})") from None
+    if "tree" not in metadata or "sha256" not in metadata:
+        raise CheckpointError(f"{path} is not a checkpoint of rl_training")
+    digest = _digest(metadata["tree"], {name: tensor.numpy() for name, tensor in tensors.items()})
+    if digest != metadata["sha256"]:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match")
+    try:
+        return _unpack(json.loads(metadata["tree"]), tensors), digest
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error})") from None

@@ -1,0 +1,152 @@
+"""The run config, the base of every options class, and errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+Loc = tuple[str | int, ...]
+
+
+class ConfigError(ValueError):
+    """A mistake in a config. ``problems`` pairs each place (a path of names) with what is wrong there."""
+
+    def __init__(self, problems: list[tuple[Loc, str]], where: str = "") -> None:
+        self.problems = problems
+        super().__init__("; ".join(where + _dotted(loc) + message for loc, message in problems))
+
+    def under(self, *prefix: str | int) -> ConfigError:
+        return ConfigError([((*prefix, *loc), message) for loc, message in self.problems])
+
+
+def _dotted(loc: Loc) -> str:
+    return ".".join(map(str, loc)) + ": " if loc else ""
+
+
+def opt(default: Any, meaning: str, **bounds: Any) -> Any:
+    """One option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
+    return Field(default, description=meaning, **bounds)
+
+
+Sizes = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Strict(False)]
+Strings = Annotated[tuple[str, ...], Strict(False)]
+
+
+class Options(BaseModel):
+    """Validated options: unknown names, wrong types and values out of range are refused, in one line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    TITLE: typing.ClassVar[str] = ""  # how messages call it, e.g. "sac"
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_problems(error, type(self))) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _natural_numbers(cls, values: Any) -> Any:
+        """1e5 is a whole number, numpy scalars are numbers, and True is neither."""
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields
+        return {name: _natural(value, fields[name]) if name in fields else value for name, value in values.items()}
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """A copy with some fields changed, validated again."""
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+
+
+def _natural(value: Any, field: FieldInfo) -> Any:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and value.is_integer() and not _accepts(field.annotation, float):
+        return int(value) if _accepts(field.annotation, int) else value
+    return value
+
+
+def _accepts(annotation: Any, kind: type) -> bool:
+    return annotation is kind or any(_accepts(part, kind) for part in typing.get_args(annotation))
+
+
+def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, str]]:
+    found: list[tuple[Loc, str]] = []
+    for item in error.errors():
+        loc: Loc = tuple(part for part in item["loc"] if part in model.model_fields or isinstance(part, int)) or item["loc"]
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            found += cause.under(*loc).problems
+        elif item["type"] == "extra_forbidden":
+            found.append((item["loc"], unknown(str(item["loc"][-1]), model.model_fields, model.TITLE)))
+        elif item["type"] == "missing":
+            found.append((loc, "is required"))
+        elif item["type"] == "value_error":
+            found.append((loc, str(cause)))
+        else:
+            message = item["msg"][0].lower() + item["msg"][1:].removeprefix("nput ")
+            found.append((loc, f"{message.removeprefix('i')}, got {item['input']!r}"))
+    seen: dict[Loc, str] = {}
+    for loc, message in found:  # a union reports once per member: the first is enough
+        seen.setdefault(loc, message)
+    return list(seen.items())
+
+
+def unknown(name: str, known: typing.Iterable[str], owner: str) -> str:
+    hint = difflib.get_close_matches(name, list(known), n=1)
+    return f"unknown option{f' of {owner}' if owner else ''}" + (f"; did you mean {hint[0]!r}?" if hint else "")
+
+
+class TrainConfig(Options):
+    """A whole run: which algorithm on which environment, for how long, and where it goes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=False, strict=True, validate_assignment=True)
+
+    algo: str = Field(description="registry name of the algorithm, e.g. ppo")
+    env_id: str = Field(description="Gymnasium id of the environment, e.g. CartPole-v1")
+    seed: int = opt(0, "seed of everything random in the run", ge=0)
+    total_timesteps: int = opt(100_000, "environment steps (offline algorithms: gradient updates)", ge=1)
+    output_dir: Annotated[Path, Strict(False)] = opt(Path("runs"), "run directories are made in here")
+    device: str = opt("auto", "auto, cpu, cuda or cuda:N")
+    num_envs: int = opt(1, "environments stepped together", ge=1)
+    eval_episodes: int = opt(5, "episodes per evaluation", ge=1)
+    log_interval: int | None = opt(None, "environment steps between log lines; none: about a hundred per run", ge=1)
+    checkpoint_interval: int | None = opt(None, "environment steps between checkpoints; none: about twenty", ge=1)
+    keep_checkpoints: int = opt(3, "checkpoints kept (replay buffers: of the newest two), beside the best", ge=1)
+    tags: Strings = opt((), "free labels, kept with the run")
+    compile: bool | Literal["auto"] = opt("auto", "compile updates into one graph; auto: if the run is long enough")
+    threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width")
+    progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
+    algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")
+    env_kwargs: dict[str, Any] = opt({}, "gym.make arguments, time limit and wrappers")
+
+    @field_validator("threads")
+    @classmethod
+    def _some_threads(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"must be at least 1 or 'auto', got {value}")
+        return value
+
+    @field_validator("algo")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        from rl_training.experiment.registry import get_entry
+
+        return get_entry(value).name
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        kind, _, index = value.partition(":")
+        if kind not in ("auto", "cpu", "cuda", "mps") or (index and not index.isdigit()):
+            raise ValueError(f"must be auto, cpu, cuda, cuda:N or mps, got {value!r}")
+        return value
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values only, as stored in checkpoints and config.yaml."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,47 @@
+"""A small object that sets a run up first and trains later, for programs that manage many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.workflows import resume_training
+
+
+class DefaultExperimentManager:
+    def __init__(self) -> None:
+        self._job: Callable[[], TrainResult] | None = None
+
+    def setup(self, config: TrainConfig, callbacks: list[Callback] | None = None) -> DefaultExperimentManager:
+        """Prepare a new run; its options are checked now."""
+        spec = get_algorithm_spec(config.algo)
+        spec.options(config)
+        self._job = lambda: spec.train(config, callbacks=callbacks)
+        return self
+
+    def resume(
+        self,
+        checkpoint_path: str | Path,
+        total_timesteps: int | None = None,
+        output_dir: str | Path | None = None,
+        eval_episodes: int | None = None,
+        callbacks: list[Callback] | None = None,
+    ) -> DefaultExperimentManager:
+        """Prepare to go on from a checkpoint."""
+        self._job = lambda: resume_training(
+            checkpoint_path,
+            total_timesteps=total_timesteps,
+            output_dir=output_dir,
+            eval_episodes=eval_episodes,
+            callbacks=callbacks,
+        )
+        return self
+
+    def train(self) -> TrainResult:
+        if self._job is None:
+            raise ValueError("nothing to train yet: call setup(config) or resume(checkpoint_path) first")
+        return self._job()

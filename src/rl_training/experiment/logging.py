@@ -1,0 +1,166 @@
+"""Where numbers go: metrics.jsonl, TensorBoard event files, and the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class MetricsFile:
+    """One JSON object per line. Lines after ``resume_step`` belong to a part of the run that is being done again: they go."""
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        if resume_step is not None and path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resume_step]
+            path.write_text("".join(line + "\n" for line in kept))
+        self._file = open(path, "a")  # noqa: SIM115
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        clean = {k: (v if math.isfinite(v) else None) if isinstance(v, float) else v for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **clean}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line cut short by a crash
+
+
+class EventFile:
+    """TensorBoard scalars, written by hand: the format is small, and the library that writes it costs a second to import."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}", "wb")  # noqa: SIM115
+        self._record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        scalars = [(k, float(v)) for k, v in values.items() if isinstance(v, int | float) and math.isfinite(v)]
+        summary = b"".join(_bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in scalars)
+        self._record(_double(1, time.time()) + b"\x10" + _varint(step) + _bytes(5, summary))
+        self._file.flush()
+
+    def _record(self, event: bytes) -> None:
+        length = struct.pack("<Q", len(event))
+        self._file.write(length + _masked_crc(length) + event + _masked_crc(event))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _double(number: int, value: float) -> bytes:
+    return _varint(number << 3 | 1) + struct.pack("<d", value)
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def short(value: float) -> str:
+    """Four significant figures, as a person would write them."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Progress:
+    """A live bar in a terminal, one tidy line per log interval elsewhere, or nothing."""
+
+    def __init__(self, mode: str, *, title: str, total: int, start: int, stream: TextIO | None = None) -> None:
+        self._out = stream if stream is not None else sys.stderr
+        terminal = hasattr(self._out, "isatty") and self._out.isatty()
+        self._mode = mode if mode != "auto" else "bar" if terminal else "lines"
+        self._total, self._start, self._began = total, start, time.monotonic()
+        self._title, self._notes = title, {}  # type: str, dict[str, str]
+        self._last_draw = 0.0
+        self._bar: Any = None
+        if self._mode == "bar":
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+            self._bar = Progress(*columns, console=Console(file=self._out), refresh_per_second=4, transient=False)
+            self._task = self._bar.add_task(title, total=total, completed=start, text="")
+            self._bar.start()
+
+    def note(self, **notes: str) -> None:
+        """What to show beside the bar: ``episodes``, ``evaluation``."""
+        self._notes.update(notes)
+
+    def say(self, message: str) -> None:
+        """One line that stays."""
+        if self._bar is not None:
+            self._bar.console.print(message, highlight=False, markup=False)
+        elif self._mode == "lines":
+            print(message, file=self._out, flush=True)
+
+    def tick(self, step: int) -> None:
+        """Called often; redraws a few times a second."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now - self._last_draw > 0.2 or step >= self._total:
+            self._last_draw = now
+            self._bar.update(self._task, completed=min(step, self._total), text=self._text(step))
+
+    def log(self, step: int) -> None:
+        if self._mode == "lines":
+            print(f"{self._title}  {self._text(step)}", file=self._out, flush=True)
+
+    def _text(self, step: int) -> str:
+        elapsed = max(time.monotonic() - self._began, 1e-9)
+        rate = (step - self._start) / elapsed
+        left = (self._total - step) / rate if rate > 0 else math.inf
+        parts = [f"{step:,}/{self._total:,}", f"{short(rate)} steps/s", f"{clock(left)} left", *self._notes.values()]
+        return " · ".join(parts)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

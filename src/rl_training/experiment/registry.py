@@ -1,0 +1,41 @@
+"""The one list of algorithms. Everything public is derived from it; nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rl_training.runtime.spec import AlgorithmSpec
+
+
+class Entry(NamedTuple):
+    name: str  # config key, registry key, rl_training.algorithms.<name>
+    public: str  # rl_training.<public>
+    trainer: str  # rl_training.runtime.<trainer>
+    year: int
+    paper: str
+    summary: str
+
+
+ALGORITHMS = {
+    entry.name: entry
+    for entry in (
+        Entry("dqn", "DQN", "dqn_trainer", 2013, "arXiv:1312.5602", "Q-learning with replay and a target network"),
+        Entry("ppo", "PPO", "ppo_trainer", 2017, "arXiv:1707.06347", "clipped policy gradient on fresh rollouts"),
+        Entry("sac", "SAC", "sac_trainer", 2018, "arXiv:1812.05905", "maximum-entropy actor-critic with replay"),
+    )
+}
+
+
+def get_entry(name: str) -> Entry:
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    hint = difflib.get_close_matches(name, ALGORITHMS, n=1)
+    advice = f"; did you mean {hint[0]!r}?" if hint else f"; known: {', '.join(ALGORITHMS)}"
+    raise ValueError(f"unknown algorithm {name!r}{advice}")
+
+
+def get_algorithm_spec(name: str) -> AlgorithmSpec:
+    return import_module(f"rl_training.runtime.{get_entry(name).trainer}").SPECS[name]

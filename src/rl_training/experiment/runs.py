@@ -1,0 +1,187 @@
+"""Run directories: their names, what is in them, where a run came from, and which checkpoint to go on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.checkpointing import SUFFIX, CheckpointError, CheckpointState, buffers_path, load_checkpoint, write_durably
+from rl_training.experiment.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class RunContext:
+    run_id: str
+    run_dir: Path
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        return self.run_dir / "tensorboard"
+
+    @property
+    def config_path(self) -> Path:
+        return self.run_dir / "config.yaml"
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.run_dir / "metadata.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.run_dir / "metrics.jsonl"
+
+
+def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
+    """A new run directory. With a suffix its name is fixed and must be free; without, a unique one is found."""
+    stem = f"{config.algo}__{config.env_id.replace('/', '-').replace(':', '-')}__seed{config.seed}"
+    if run_suffix is not None:
+        context = _claim(config, f"{stem}__{run_suffix}")
+        if context is None:
+            place = config.output_dir / f"{stem}__{run_suffix}"
+            raise ValueError(f"{place} already holds a run; resume it, or choose another suffix")
+    else:
+        stamp, count, context = time.strftime("%Y%m%d-%H%M%S"), 1, None
+        while context is None:
+            context = _claim(config, f"{stem}__{stamp}" + (f"-{count}" if count > 1 else ""))
+            count += 1
+    context.config_path.write_text(dump_yaml(config.plain()))
+    write_metadata(context, provenance())
+    return context
+
+
+def _claim(config: TrainConfig, run_id: str) -> RunContext | None:
+    context = RunContext(run_id, config.output_dir / run_id)
+    try:
+        context.run_dir.mkdir(parents=True, exist_ok=False)
+    except FileExistsError:
+        if any(context.run_dir.iterdir()) if context.run_dir.is_dir() else True:
+            return None
+    context.checkpoints_dir.mkdir()
+    context.tensorboard_dir.mkdir()
+    context.metrics_path.touch()
+    return context
+
+
+def open_run_context(run_dir: str | Path) -> RunContext:
+    """An existing run directory."""
+    run_dir = Path(run_dir)
+    context = RunContext(run_dir.resolve().name, run_dir)
+    for folder in (context.checkpoints_dir, context.tensorboard_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    return context
+
+
+def run_dir_of(checkpoint: Path) -> Path | None:
+    """The run directory a checkpoint lies in, if it lies in one."""
+    folder = checkpoint.resolve().parent
+    return checkpoint.parent.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists() else None
+
+
+def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
+    """Add values to metadata.json."""
+    known = json.loads(context.metadata_path.read_text()) if context.metadata_path.exists() else {}
+    write_durably(context.metadata_path, [json.dumps({**known, **values}, indent=2).encode()])
+
+
+def provenance() -> dict[str, Any]:
+    """Where a run comes from: command, code, versions, machine."""
+    packages = ("rl_training", "torch", "numpy", "gymnasium", "mujoco", "ale-py", "box2d")
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "git": git_commit(),
+        "versions": versions,
+        "hardware": {"platform": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
+    }
+
+
+def git_commit() -> dict[str, Any] | None:
+    """The commit of the working directory, and whether files differ from it; None outside a repository."""
+    if shutil.which("git") is None:
+        return None
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    except (subprocess.SubprocessError, OSError):
+        return None
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
+
+
+def dump_yaml(values: dict[str, Any]) -> str:
+    from ruamel.yaml import YAML
+
+    text = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(values, text)
+    return text.getvalue()
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step_{step:010d}{SUFFIX}"
+
+
+def list_checkpoints(context: RunContext) -> list[Path]:
+    """Oldest first; neither ``best`` nor buffer files."""
+    return sorted(p for p in context.checkpoints_dir.glob(f"step_*{SUFFIX}") if ".buffers" not in p.name)
+
+
+def newest_checkpoint(run_dir: str | Path) -> tuple[Path, CheckpointState, list[str]]:
+    """The newest whole checkpoint of a run, and what was wrong with newer ones."""
+    context = RunContext(Path(run_dir).name, Path(run_dir))
+    if not context.run_dir.is_dir():
+        raise CheckpointError(f"no run at {run_dir}")
+    problems: list[str] = []
+    for path in reversed(list_checkpoints(context)):
+        try:
+            return path, load_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+
+
+def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> None:
+    """Keep the newest few, with the buffers of the newest two; sweep up what an interrupted save left behind."""
+    checkpoints = list_checkpoints(context)
+    for path in checkpoints[:-keep]:
+        path.unlink(missing_ok=True)
+    wanted = {buffers_path(path) for path in checkpoints[-min(keep, keep_buffers) :]}
+    for path in context.checkpoints_dir.glob(f"step_*.buffers{SUFFIX}"):
+        if path not in wanted:
+            path.unlink(missing_ok=True)
+    for path in context.checkpoints_dir.glob(".*.partial"):
+        path.unlink(missing_ok=True)

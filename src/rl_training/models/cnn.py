@@ -1,0 +1,50 @@
+"""The convolutional trunk for pixels (Mnih et al., 2015)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rl_training.models.mlp import mlp
+
+
+class PixelScale(nn.Module):
+    """uint8 pixels to floats in [0, 1]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() / 255.0
+
+
+def nature_cnn(obs_shape: tuple[int, ...], features_dim: int = 512) -> nn.Sequential:
+    """(C, H, W) uint8 -> features; the smallest side must be at least 36 pixels."""
+    channels, height, width = obs_shape
+    if min(height, width) < 36:
+        raise ValueError(f"the convolutional network needs images of at least 36 x 36 pixels, got {height} x {width}")
+    convolutions = nn.Sequential(
+        PixelScale(),
+        nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(),
+        nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+    with torch.no_grad():
+        size = convolutions(torch.zeros(1, *obs_shape, dtype=torch.uint8)).shape[1]
+    return nn.Sequential(convolutions, nn.Linear(size, features_dim), nn.ReLU())
+
+
+def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Networks take ``obs_dim`` for vectors or ``obs_shape`` for anything."""
+    if obs_shape is not None:
+        return tuple(obs_shape)
+    if obs_dim is None:
+        raise ValueError("give obs_dim (vectors) or obs_shape")
+    return (obs_dim,)
+
+
+def features(obs_shape: tuple[int, ...], hidden_sizes: tuple[int, ...], activation: type[nn.Module] = nn.ReLU) -> tuple[nn.Sequential, int]:
+    """A trunk for vectors (a perceptron) or images (the convolutions), and the number of features it gives."""
+    if len(obs_shape) == 3:
+        width = hidden_sizes[-1] if hidden_sizes else 512
+        return nature_cnn(obs_shape, width), width
+    sizes = (obs_shape[0], *hidden_sizes)
+    return mlp(sizes, activation, activate_last=True), sizes[-1]

@@ -1,0 +1,118 @@
+"""Action distributions: sampled on the host in numpy while acting, differentiated in torch while learning.
+
+One class per action space. ``sample`` maps network outputs (N, size) to actions and their log-probabilities with noise from
+a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2.0)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+class Categorical:
+    """One of ``n`` actions: Discrete(n)."""
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.action_shape: tuple[int, ...] = ()
+        self.action_dtype = np.dtype(np.int64)
+
+    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+        logp = _log_softmax(logits)
+        if deterministic:
+            actions = logp.argmax(-1)
+        else:  # inverse of the cumulative distribution; the clip guards against a sum that rounds below 1
+            actions = (np.exp(logp).cumsum(-1) < rng.random((len(logp), 1), dtype=np.float32)).sum(-1)
+            actions = np.minimum(actions, self.size - 1)
+        return actions, logp[np.arange(len(logp)), actions]
+
+    def evaluate(self, logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp = logits.log_softmax(-1)
+        return logp.gather(-1, actions[:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
+
+
+class MultiCategorical:
+    """Several independent choices: MultiDiscrete(nvec)."""
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        self.parts = [Categorical(n) for n in nvec]
+        self.sizes = list(nvec)
+        self.size = sum(nvec)
+        self.action_shape = (len(nvec),)
+        self.action_dtype = np.dtype(np.int64)
+
+    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+        pieces = np.split(logits, np.cumsum(self.sizes)[:-1], axis=-1)
+        drawn = [part.sample(piece, rng, deterministic) for part, piece in zip(self.parts, pieces)]
+        return np.stack([a for a, _ in drawn], -1), np.sum([logp for _, logp in drawn], axis=0)
+
+    def evaluate(self, logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pieces = zip(self.parts, logits.split(self.sizes, -1), actions.unbind(-1))
+        logps, entropies = zip(*(part.evaluate(piece, action) for part, piece, action in pieces))
+        return torch.stack(logps).sum(0), torch.stack(entropies).sum(0)
+
+
+class Bernoulli:
+    """Independent switches: MultiBinary(n)."""
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.action_shape = (n,)
+        self.action_dtype = np.dtype(np.int64)
+
+    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+        threshold = 0.5 if deterministic else rng.random(logits.shape, dtype=np.float32)
+        actions = (threshold < 1 / (1 + np.exp(-logits))).astype(np.int64)
+        return actions, -np.logaddexp(0, np.where(actions == 1, -logits, logits)).sum(-1)
+
+    def evaluate(self, logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp = -F.binary_cross_entropy_with_logits(logits, actions.to(logits.dtype), reduction="none").sum(-1)
+        entropy = (F.softplus(-logits) + (1 - logits.sigmoid()) * logits).sum(-1)
+        return logp, entropy
+
+
+class DiagonalGaussian:
+    """A Gaussian with a log-deviation per dimension; outputs are (mean, log-deviation) side by side."""
+
+    def __init__(self, dim: int) -> None:
+        self.size = 2 * dim
+        self.dim = dim
+        self.action_shape = (dim,)
+        self.action_dtype = np.dtype(np.float32)
+
+    def sample(self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+        mean, log_std = outputs[:, : self.dim], outputs[:, self.dim :]
+        if deterministic:
+            return mean, -(log_std + np.float32(HALF_LOG_2PI)).sum(-1)
+        noise = rng.standard_normal(mean.shape, dtype=np.float32)
+        return mean + np.exp(log_std) * noise, -(0.5 * noise * noise + log_std + np.float32(HALF_LOG_2PI)).sum(-1)
+
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = outputs.split(self.dim, -1)
+        z = (actions - mean) * (-log_std).exp()
+        return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
+
+
+Head = Categorical | MultiCategorical | Bernoulli | DiagonalGaussian
+
+
+def squash(mean: torch.Tensor, log_std: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """tanh of a Gaussian sample, in (-1, 1), and its log-density summed over dimensions: (B, A), (B,).
+
+    The log-derivative of tanh is written as 2 (log 2 - u - softplus(-2u)): exact and finite for any u.
+    """
+    u = mean + log_std.exp() * noise
+    log_prob = -0.5 * noise.square() - log_std - HALF_LOG_2PI - 2 * (LOG_2 - u - F.softplus(-2 * u))
+    return u.tanh(), log_prob.sum(-1)

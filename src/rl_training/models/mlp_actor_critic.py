@@ -1,0 +1,103 @@
+"""Actor and critic for on-policy learning: two equal towers for vectors, one convolutional trunk for images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.models.cnn import nature_cnn, observation_shape
+from rl_training.models.heads import Categorical, DiagonalGaussian, Head
+from rl_training.models.host import device_of, host_forward, numpy_layers, torch_forward
+from rl_training.models.mlp import ensemble_mlp, orthogonal_
+
+
+class PolicyOutput(NamedTuple):
+    """Each (B,), but for actions of several dimensions."""
+
+    actions: torch.Tensor
+    logprobs: torch.Tensor
+    values: torch.Tensor
+    entropy: torch.Tensor
+
+
+class MLPActorCritic(nn.Module):
+    """Policy and value from one pass.
+
+    With vectors, the policy and the value network do not share weights but have the same shape, so both towers run as one
+    batched product. Images share the convolutional trunk. ``head`` is the action distribution: Categorical over ``action_dim``
+    by default, a Gaussian with a state-independent deviation with ``continuous=True``.
+    """
+
+    def __init__(
+        self,
+        *,
+        obs_dim: int | None = None,
+        action_dim: int | None = None,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        continuous: bool = False,
+        head: Head | None = None,
+        obs_shape: tuple[int, ...] | None = None,
+        initial_log_std: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if head is None:
+            if action_dim is None:
+                raise ValueError("MLPActorCritic needs action_dim or head")
+            head = DiagonalGaussian(action_dim) if continuous else Categorical(action_dim)
+        shape = observation_shape(obs_dim, obs_shape)
+        self.head = head
+        sizes = (shape[0], *hidden_sizes)
+        width = sizes[-1]
+        if len(shape) == 3:
+            self.trunk = nature_cnn(shape, width)
+        else:
+            self.trunk = ensemble_mlp(2, sizes, nn.Tanh, activate_last=True)
+        orthogonal_(self.trunk, 2**0.5)
+        gaussian = isinstance(head, DiagonalGaussian)
+        self.policy_head = nn.Linear(width, head.dim if gaussian else head.size)
+        self.value_head = nn.Linear(width, 1)
+        orthogonal_(self.policy_head, 0.01)  # nearly uniform at first: exploration, and small first steps
+        orthogonal_(self.value_head, 1.0)
+        self.log_std = nn.Parameter(torch.full((head.dim,), float(initial_log_std))) if gaussian else None
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Distribution outputs (B, head.size) and values (B,)."""
+        features = self.trunk(obs)
+        policy, value = (features, features) if features.ndim == 2 else features
+        outputs = self.policy_head(policy)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return outputs, self.value_head(value).squeeze(-1)
+
+    def host(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """``forward`` on arrays, for acting."""
+        if numpy_layers(self.trunk) is None:
+            return torch_forward(self, device_of(self))
+        trunk, policy_head, value_head = map(host_forward, (self.trunk, self.policy_head, self.value_head))
+        log_std = None if self.log_std is None else self.log_std.detach().numpy()
+
+        def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            features = trunk(obs)
+            policy, value = (features, features) if features.ndim == 2 else features
+            outputs = policy_head(policy)
+            if log_std is not None:
+                outputs = np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], -1)
+            return outputs, value_head(value)[:, 0]
+
+        return forward
+
+    def act(self, obs: torch.Tensor, *, deterministic: bool = False) -> PolicyOutput:
+        with torch.no_grad():
+            outputs, _ = self(obs)
+            rng = np.random.default_rng(int(torch.randint(2**62, ())))
+            actions, _ = self.head.sample(outputs.cpu().numpy(), rng, deterministic)
+        return self.evaluate_actions(obs, torch.from_numpy(np.ascontiguousarray(actions)).to(obs.device))
+
+    def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor) -> PolicyOutput:
+        outputs, values = self(obs)
+        logprobs, entropy = self.head.evaluate(outputs, actions)
+        return PolicyOutput(actions, logprobs, values, entropy)

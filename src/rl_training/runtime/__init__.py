@@ -1,0 +1,1 @@
+"""Loops, the run that drives them, and what can be done with a checkpoint."""

@@ -1,0 +1,157 @@
+"""Steps environments, and can rebuild them exactly on resume."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.replay import replayable
+from rl_training.envs.spaces import Spaces
+
+
+class EnvironmentFailure(RuntimeError):
+    """An environment raised, or returned something that cannot be learned from."""
+
+
+class Step(NamedTuple):
+    """One step of every environment. ``next_obs`` is the true successor, never a reset observation.
+
+    The arrays are reused by the next step: copy what must last.
+    """
+
+    obs: np.ndarray
+    next_obs: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+@dataclass(slots=True)
+class CollectResult:
+    """What callbacks hear about collected experience."""
+
+    num_env_steps: int
+    num_episodes: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    last_obs: np.ndarray | None = None
+
+
+class Collector:
+    """N environments stepped together, with explicit resets: ``obs`` is always what the next action answers to.
+
+    ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them.
+    """
+
+    def __init__(self, factory: EnvFactory, num_envs: int, seed: int, *, check_rewards: bool = True) -> None:
+        self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
+        self.spaces = Spaces.of(self._envs[0].env)
+        reward = factory.reward_options()
+        self._reward_scale = np.float32(reward.scale)
+        self._reward_clip = reward.clip
+        self._plain_rewards = reward.scale == 1.0 and reward.clip is None
+        self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
+        shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
+        self.obs, self._previous, self._next = (np.zeros(shape, dtype) for _ in range(3))
+        self._rewards, self._terminated, self._truncated = (np.zeros(num_envs, np.float32) for _ in range(3))
+        self._encode = self.spaces.encode if self.spaces.channels_last else None
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self.steps, self.episodes = 0, 0
+        self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
+        for i in range(num_envs):
+            self._begin(i)
+
+    def _begin(self, i: int) -> None:
+        try:
+            obs = self._envs[i].begin()
+        except Exception as error:
+            raise EnvironmentFailure(f"environment {i} raised {_brief(error)} on reset, step {self.steps}") from error
+        self.obs[i] = obs if self._encode is None else self._encode(obs)
+        self._returns[i], self._lengths[i] = 0.0, 0
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Agent actions (N, ...), boxes in [-1, 1]."""
+        if self.spaces.action_kind == "box" and not np.isfinite(actions).all():
+            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+        np.copyto(self._previous, self.obs)
+        rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
+        ended = []
+        for i, action in enumerate(self.spaces.to_env(actions)):
+            slot = self._envs[i]
+            try:
+                obs, reward, terminated, truncated, _ = slot.step(action)
+            except Exception as error:
+                raise EnvironmentFailure(f"environment {i} raised {_brief(error)} at step {self.steps}") from error
+            slot.actions.append(action)
+            next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
+            rewards[i] = reward
+            self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
+            self._returns[i] += float(reward)
+            self._lengths[i] += 1
+            if terminated or truncated:
+                ended.append(i)
+        self._check()
+        self.steps += len(obs_rows)
+        for i in ended:
+            self.recent.append((self._returns[i], self._lengths[i]))
+            self.episodes += 1
+            self._begin(i)
+        if not self._plain_rewards:
+            rewards *= self._reward_scale
+            if self._reward_clip is not None:
+                np.clip(rewards, -self._reward_clip, self._reward_clip, out=rewards)
+        return Step(self._previous, self._next, rewards, self._terminated, self._truncated)
+
+    def _check(self) -> None:
+        if self._check_obs and not np.isfinite(self._next).all():
+            raise EnvironmentFailure(f"an observation is not finite at step {self.steps}: {self._next}")
+        if self._check_rewards and not np.isfinite(self._rewards).all():
+            raise EnvironmentFailure(f"a reward is not finite at step {self.steps}: {self._rewards}")
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the last hundred finished episodes, in the environment's own rewards."""
+        if not self.recent:
+            return {"episodes": float(self.episodes)}
+        returns, lengths = zip(*self.recent)
+        means = {"episode_return": float(np.mean(returns)), "episode_length": float(np.mean(lengths))}
+        return {**means, "episodes": float(self.episodes)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "envs": [slot.state_dict() for slot in self._envs],
+            "obs": torch.from_numpy(self.obs.copy()),
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "recent": [list(pair) for pair in self.recent],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["envs"]) != len(self._envs):
+            raise ValueError(f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change")
+        self.steps, self.episodes = state["steps"], state["episodes"]
+        self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
+        for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
+            slot.load_state_dict(saved)
+            obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
+            self.obs[i] = obs if self._encode is None else self._encode(obs)
+            if not np.array_equal(self.obs[i], state["obs"][i].numpy()):
+                warnings.warn(
+                    f"environment {i} cannot be rebuilt from its seed and actions: it starts a new episode, "
+                    "and the resumed run will differ from an uninterrupted one",
+                    stacklevel=2,
+                )
+                self._begin(i)
+
+    def close(self) -> None:
+        for slot in self._envs:
+            slot.env.close()
+
+
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

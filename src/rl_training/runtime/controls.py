@@ -1,0 +1,63 @@
+"""Early stopping, configured by ``algo_kwargs.early_stopping``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rl_training.experiment.config import Options, TrainConfig, opt
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.trainer import TrainerState
+
+
+class EarlyStoppingConfig(Options):
+    """Stop when an evaluation metric has reached its target, or has stopped improving."""
+
+    TITLE = "early_stopping"
+    metric: str = opt("eval_return_mean", "the evaluation metric to watch")
+    mode: Literal["max", "min"] = opt("max", "whether more or less of it is better")
+    patience: int = Field(description="evaluations without improvement before stopping", ge=1)
+    min_delta: float = opt(0.0, "a smaller change is no improvement", ge=0)
+    min_steps: int = opt(0, "never stop before this many environment steps", ge=0)
+    target_value: float | None = opt(None, "stop as soon as the metric is at least this good")
+
+
+class EarlyStoppingCallback(Callback):
+    def __init__(self, config: EarlyStoppingConfig) -> None:
+        self.config = config
+        self.best: float | None = None
+        self.waited = 0
+
+    def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None:
+        config = self.config
+        if config.metric not in metrics:
+            raise ValueError(f"early_stopping.metric: {config.metric!r} is not among {sorted(metrics)}")
+        sign = 1.0 if config.mode == "max" else -1.0
+        value = float(metrics[config.metric])
+        if self.best is None or sign * (value - self.best) > config.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if trainer.global_step < config.min_steps:
+            return
+        if config.target_value is not None and sign * (value - config.target_value) >= 0:
+            trainer.request_stop(f"{config.metric} {value:g} reached its target {config.target_value:g}")
+        elif self.waited >= config.patience:
+            trainer.request_stop(f"{config.metric} has not improved for {self.waited} evaluations (best {self.best:g})")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+
+
+def build_control_callbacks(train_config: TrainConfig) -> list[Callback]:
+    """The callbacks that ``algo_kwargs`` asks for."""
+    payload = train_config.algo_kwargs.get("early_stopping")
+    if payload is None:
+        return []
+    config = payload if isinstance(payload, EarlyStoppingConfig) else EarlyStoppingConfig(**payload)
+    return [EarlyStoppingCallback(config)]

@@ -1,0 +1,80 @@
+"""How updates run: compiled or not, on how many threads. Decided once per run, stored with it, used again on resume."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.optim import cannot_compile
+from rl_training.experiment.config import TrainConfig
+
+WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
+MOST_THREADS = 4
+
+
+def resolve_device(name: str) -> torch.device:
+    """The one place that knows devices: ``auto`` is the first GPU, or the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch sees no GPU")
+    return device
+
+
+@dataclass(frozen=True)
+class Engine:
+    compile: bool
+    threads: int
+    why: str = ""
+
+    @classmethod
+    def choose(cls, config: TrainConfig, learner: Learner, expected_updates: int) -> Engine:
+        threads = config.threads if config.threads != "auto" else _threads(learner)
+        if config.compile is False:
+            return cls(False, threads, "updates run eagerly, as asked")
+        obstacle = cannot_compile()
+        if obstacle:
+            return cls(False, threads, f"updates run eagerly: {obstacle}")
+        if config.compile is True:
+            return cls(True, threads, "updates are compiled, as asked; the first one takes a while")
+        if expected_updates < learner.WORTH_COMPILING:
+            few = f"{expected_updates:,} updates are too few to be worth compiling (from {learner.WORTH_COMPILING:,} on)"
+            return cls(False, threads, f"updates run eagerly: {few}")
+        return cls(True, threads, f"updates are compiled ({expected_updates:,} expected); the first one takes a while")
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Engine:
+        return cls(**state, why="updates run as in the first part of the run")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "why"}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Threads set for the run and put back after it. Acting multiplies small matrices in numpy: one BLAS thread."""
+        from threadpoolctl import threadpool_limits
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with threadpool_limits(limits=1, user_api="blas"):
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _threads(learner: Learner) -> int:
+    modules = [part for part in learner._parts().values() if isinstance(part, nn.Module)]
+    weights = [layer.weight for module in modules for layer in module.modules() if hasattr(layer, "weight")]
+    widest = max((w.shape[-1] * w.shape[-2] for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2), default=0)
+    convolutional = any(isinstance(w, torch.Tensor) and w.ndim == 4 for w in weights)
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, MOST_THREADS) if widest >= WIDE or convolutional else 1

@@ -1,0 +1,48 @@
+"""Greedy episodes on environments and seeds of their own; leaves every training random stream untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.replay import episode_seed
+from rl_training.envs.spaces import Spaces
+
+EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
+
+
+def evaluate(
+    agent: Learner, factory: EnvFactory, *, episodes: int, seed: int, deterministic: bool = True
+) -> dict[str, float]:
+    """The same episodes every time for the same seed, so that evaluations of one run can be compared."""
+    returns, lengths = [], []
+    rng = np.random.default_rng((seed, EVALUATION))
+    agent.set_eval_mode()
+    env = factory.make(training=False)
+    try:
+        spaces = Spaces.of(env)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for episode in range(episodes):
+                obs, _ = env.reset(seed=episode_seed(seed, EVALUATION, episode))
+                carry, done, total, length = agent.initial_carry(1), False, 0.0, 0
+                while not done:
+                    acting = agent.act(spaces.encode(obs)[None], carry=carry, deterministic=deterministic, rng=rng)
+                    carry = acting.carry
+                    obs, reward, terminated, truncated, _ = env.step(spaces.to_env(acting.actions)[0])
+                    total, length, done = total + float(reward), length + 1, terminated or truncated
+                returns.append(total)
+                lengths.append(length)
+    finally:
+        env.close()
+        agent.set_train_mode()
+    return {
+        "eval_return_mean": float(np.mean(returns)),
+        "eval_return_std": float(np.std(returns)),
+        "eval_return_min": float(np.min(returns)),
+        "eval_return_max": float(np.max(returns)),
+        "eval_length_mean": float(np.mean(lengths)),
+        "eval_episodes": float(episodes),
+    }

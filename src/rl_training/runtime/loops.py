@@ -1,0 +1,201 @@
+"""The training loops. A loop is a Stateful object you can iterate:
+
+``__init__`` says what it holds, ``__iter__`` says what it does, and every ``yield`` is a point where it is safe to log,
+evaluate, save or stop. Nothing that matters survives a ``yield`` in a local variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.normalizer import RewardScaler
+from rl_training.algorithms.returns import explained_variance
+from rl_training.data.replay_buffer import ReplayBuffer, Source
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.experiment.config import opt
+from rl_training.runtime.options import AlgorithmOptions
+from rl_training.runtime.run import Run, crossings
+from rl_training.state import Stateful
+
+
+class Loop(Stateful):
+    """``agent`` and whatever else is public is saved; ``_run`` and ``_cfg`` are how it works."""
+
+    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
+        self.agent, self._run, self._cfg = agent, run, cfg
+
+    def __iter__(self) -> Iterator[None]:
+        raise NotImplementedError
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        """Roughly how many updates the whole run makes; decides whether compiling pays."""
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, float]:
+        """What the loop itself has to report, read at log time."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of environments."""
+
+
+class OnlineLoop(Loop):
+    """A loop that steps environments."""
+
+    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
+        super().__init__(run, agent, cfg)
+        self.collector = run.collector()
+        self.exploration = run.rng("exploration")
+        normalizer = getattr(agent, "normalizer", None)
+        self._observe = normalizer.observe if normalizer is not None else None
+
+    def metrics(self) -> dict[str, float]:
+        return self.collector.metrics()
+
+    def close(self) -> None:
+        self.collector.close()
+
+
+class OffPolicyOptions(AlgorithmOptions):
+    buffer_capacity: int = opt(1_000_000, "transitions kept; never more than the run has steps", ge=1)
+    batch_size: int = opt(256, "transitions per update", ge=1)
+    learning_starts: int = opt(1_000, "environment steps before the first update", ge=0)
+    train_frequency: int = opt(1, "environment steps between updates, whatever the number of environments", ge=1)
+    gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
+    initial_random_steps: int = opt(0, "environment steps with uniformly random actions", ge=0)
+    normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
+
+
+class OffPolicyLoop(OnlineLoop):
+    """Act, store, learn."""
+
+    def __init__(self, run: Run, agent: Learner, cfg: OffPolicyOptions) -> None:
+        super().__init__(run, agent, cfg)
+        spaces = run.spaces
+        self.replay = ReplayBuffer(
+            min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
+            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype, rng=run.rng("replay"),
+        )  # fmt: skip
+        self._source: Source = self.replay
+        self._starts = max(cfg.learning_starts, cfg.batch_size)
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        steps = max(0, total_timesteps - self._starts)
+        return steps // self._cfg.train_frequency * self._cfg.gradient_updates_per_step
+
+    def __iter__(self) -> Iterator[None]:
+        run, cfg, envs, agent, replay = self._run, self._cfg, self.collector, self.agent, self.replay
+        rng, n = self.exploration.generator, run.config.num_envs
+        while True:
+            run.apply_schedules(agent)
+            if self._observe is not None:
+                self._observe(envs.obs)
+            if run.step < cfg.initial_random_steps:
+                actions = run.spaces.random_actions(rng, n)
+            else:
+                actions = agent.act(envs.obs, step=run.step, rng=rng).actions
+            step = envs.step(actions)
+            replay.add(
+                obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
+                dones=step.terminated, truncations=step.truncated,
+            )  # fmt: skip
+            run.step += n
+            run.collected(envs, n)
+            if run.step >= self._starts:
+                self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
+            yield
+
+    def learn(self, rounds: int) -> None:
+        """Updates that have come due; ``rounds`` is how often ``train_frequency`` was crossed."""
+        for _ in range(rounds):
+            for _ in range(self._cfg.gradient_updates_per_step):
+                if self._run.budget_spent:
+                    return
+                self._run.update(self.agent, self._source.sample(self._cfg.batch_size))
+            self._run.end_epoch()
+
+
+class OnPolicyOptions(AlgorithmOptions):
+    num_steps: int = opt(128, "steps of each environment per rollout", ge=1)
+    update_epochs: int = opt(4, "passes over each rollout", ge=1)
+    minibatch_size: int = opt(256, "samples per update", ge=1)
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
+    target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
+    normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
+    normalize_rewards: bool = opt(False, "scale rewards by the running deviation of the discounted return")
+
+
+class OnPolicyLoop(OnlineLoop):
+    """Collect a rollout, estimate advantages, learn from it, drop it."""
+
+    def __init__(self, run: Run, agent: Any, cfg: OnPolicyOptions) -> None:
+        super().__init__(run, agent, cfg)
+        spaces, n = run.spaces, run.config.num_envs
+        self.shuffle = run.rng("minibatches")
+        self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
+        self._rollout = RolloutBuffer(
+            cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
+            obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
+        )  # fmt: skip
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        rows = self._rollout.num_steps * self._rollout.num_envs
+        return -(-total_timesteps // rows) * self._cfg.update_epochs * -(-rows // self._cfg.minibatch_size)
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            self._run.apply_schedules(self.agent)
+            self.collect()
+            self.finish_rollout()
+            self.learn()
+            self.after_update()
+            self._run.end_epoch()
+            yield
+
+    def collect(self) -> None:
+        """Fill the rollout: on-policy actions, and the value of the true last observation where an episode was cut."""
+        run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
+        rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
+        rollout.clear()
+        for _ in range(rollout.num_steps):
+            if observe is not None:
+                observe(envs.obs)
+            actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
+            seen = extras["obs"] if observe is not None else None  # as normalised when it was acted on
+            step = envs.step(actions)
+            final_values: Any = 0.0
+            if step.truncated.any():  # cut, not finished: bootstrap from the episode's true last state
+                final_values = agent.values(step.next_obs)
+            rewards = step.rewards
+            if scaler is not None:
+                rewards = scaler(rewards, np.maximum(step.terminated, step.truncated))
+            rollout.add(
+                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"], rewards=rewards,
+                values=extras["values"], terminated=step.terminated, truncated=step.truncated, final_values=final_values,
+            )  # fmt: skip
+            run.step += n
+        run.collected(envs, rollout.num_steps * n)
+
+    def finish_rollout(self) -> None:
+        """Rewards to advantages; algorithms with rewards of their own replace them first."""
+        last_values = self.agent.values(self.collector.obs)
+        self._rollout.compute_returns_and_advantages(last_values, self._cfg.gamma, self._cfg.gae_lambda)
+        self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
+
+    def learn(self) -> None:
+        run, cfg = self._run, self._cfg
+        for _ in range(cfg.update_epochs):
+            for minibatch in self._rollout.iter_minibatches(cfg.minibatch_size):
+                result = run.update(self.agent, minibatch)
+                if run.budget_spent:
+                    return
+            if cfg.target_kl is not None and result.metrics["approx_kl"] > cfg.target_kl:
+                return
+
+    def after_update(self) -> None:
+        """Hook for phases that run once per rollout."""

@@ -1,0 +1,66 @@
+"""PPO on the on-policy loop."""
+
+from __future__ import annotations
+
+from rl_training.algorithms.ppo import PPO
+from rl_training.envs.spaces import Spaces
+from rl_training.experiment.config import Sizes, opt
+from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.runtime.loops import OnPolicyLoop, OnPolicyOptions
+from rl_training.runtime.options import Schedule
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class PPOOptions(OnPolicyOptions):
+    TITLE = "ppo"
+    hidden_sizes: Sizes = opt((64, 64), "widths of the hidden layers (images: the last one is the number of features)")
+    learning_rate: float = opt(3e-4, "step size of Adam", gt=0)
+    clip_coef: float = opt(0.2, "how far the policy's probabilities may move in one rollout", gt=0)
+    clip_coef_schedule: Schedule = opt(None, "schedule of clip_coef: {type, start, end}")
+    ent_coef: float = opt(0.0, "weight of the entropy bonus", ge=0)
+    ent_coef_schedule: Schedule = opt(None, "schedule of ent_coef: {type, start, end}")
+    vf_coef: float = opt(0.5, "weight of the value loss", ge=0)
+    max_grad_norm: float | None = opt(0.5, "gradients are scaled down to this norm", gt=0)
+    clip_values: bool = opt(False, "also limit how far values move, by clip_coef")
+    normalize_advantages: bool = opt(True, "zero mean and unit deviation within each minibatch")
+    initial_log_std: float = opt(0.0, "log-deviation of continuous actions at the start, in units of the action box")
+
+
+def action_head(spaces: Spaces) -> Head:
+    """The distribution that fits the action space."""
+    if spaces.action_kind == "discrete":
+        return Categorical(spaces.num_actions)
+    if spaces.action_kind == "multi_discrete":
+        return MultiCategorical(spaces.choices)
+    return Bernoulli(spaces.num_actions) if spaces.action_kind == "multi_binary" else DiagonalGaussian(spaces.action_dim)
+
+
+def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
+    policy = plan.make(
+        MLPActorCritic, **plan.shape, head=action_head(plan.spaces), hidden_sizes=cfg.hidden_sizes, initial_log_std=cfg.initial_log_std
+    )
+    return PPO(
+        policy=policy,
+        learning_rate=cfg.learning_rate,
+        clip_coef=cfg.clip_coef,
+        ent_coef=cfg.ent_coef,
+        vf_coef=cfg.vf_coef,
+        max_grad_norm=cfg.max_grad_norm,
+        clip_values=cfg.clip_values,
+        normalize_advantages=cfg.normalize_advantages,
+        normalizer=plan.normalizer(cfg.normalize_observations),
+    )
+
+
+SPECS = {
+    "ppo": AlgorithmSpec(
+        name="ppo",
+        config=PPOOptions,
+        build=build,
+        loop=OnPolicyLoop,
+        obs=("vector", "image"),
+        actions=("discrete", "box", "multi_discrete", "multi_binary"),
+    )
+}
+train_ppo = SPECS["ppo"].train

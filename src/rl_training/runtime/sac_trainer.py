@@ -1,0 +1,47 @@
+"""SAC on the off-policy loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from rl_training.algorithms.sac import SAC
+from rl_training.experiment.config import Sizes, opt
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class SACOptions(OffPolicyOptions):
+    TITLE = "sac"
+    initial_random_steps: int = opt(1_000, "environment steps with uniformly random actions", ge=0)
+    hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
+    learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    alpha: float | Literal["auto"] = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
+    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; none: minus the action dimension")
+    tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
+
+    @field_validator("alpha")
+    @classmethod
+    def _temperature(cls, value: float | str) -> float | str:
+        if not isinstance(value, str) and value < 0:
+            raise ValueError(f"must be 'auto' or at least 0, got {value}")
+        return value
+
+
+def build(cfg: SACOptions, plan: Blueprint) -> SAC:
+    return SAC(
+        model=plan.make(MLPSACModel, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
+        learning_rate=cfg.learning_rate,
+        gamma=cfg.gamma,
+        alpha=cfg.alpha,
+        tau=cfg.tau,
+        target_entropy=cfg.target_entropy,
+        normalizer=plan.normalizer(cfg.normalize_observations),
+    )
+
+
+SPECS = {"sac": AlgorithmSpec(name="sac", config=SACOptions, build=build, loop=OffPolicyLoop, actions=("box",))}
+train_sac = SPECS["sac"].train

@@ -1,0 +1,71 @@
+"""Schedules: pure functions of the step, so that resuming needs no state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["constant", "linear", "cosine"]
+KINDS = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """From ``start`` to ``end`` over the run. As a multiplier (learning rate), 1 to 0 by default."""
+
+    kind: Kind = "constant"
+    start: float = 1.0
+    end: float = 0.0
+
+    def value(self, progress: float) -> float:
+        """``progress`` in [0, 1]."""
+        progress = min(max(progress, 0.0), 1.0)
+        if self.kind == "linear":
+            return self.start + (self.end - self.start) * progress
+        if self.kind == "cosine":
+            return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.start
+
+
+def resolve_schedule_spec(payload: ScheduleSpec | None | str | Mapping[str, Any]) -> ScheduleSpec:
+    """None is constant; a string names the kind; a mapping has ``type`` and optionally ``start`` and ``end``."""
+    if isinstance(payload, ScheduleSpec):
+        return payload
+    values: dict[str, Any] = {} if payload is None else {"type": payload} if isinstance(payload, str) else dict(payload)
+    kind = values.pop("type", "constant")
+    if kind not in KINDS:
+        raise ValueError(f"schedule type must be one of {', '.join(KINDS)}, got {kind!r}")
+    for name, value in values.items():
+        if name not in ("start", "end"):
+            raise ValueError(f"unknown part of a schedule: {name!r}; it has type, start and end")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} of a schedule must be a number, got {value!r}")
+    return ScheduleSpec(kind, **{name: float(value) for name, value in values.items()})
+
+
+def resolve_schedule_value(
+    payload: ScheduleSpec | None | str | Mapping[str, Any], *, step: int, total_steps: int, warmup_steps: int = 0
+) -> float:
+    """The value at ``step`` of ``total_steps`` (the last step is ``total_steps - 1``), after a linear warm-up."""
+    spec = resolve_schedule_spec(payload)
+    if step < warmup_steps:
+        return spec.start * (step + 1) / warmup_steps
+    return spec.value((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1))
+
+
+def apply_learning_rate_scale(optimizers: Iterable[Any], scale: float) -> float:
+    """Set every optimizer to ``scale`` times its initial learning rate; returns the first one's rate.
+
+    Takes this package's optimizers and torch's.
+    """
+    rates = []
+    for optimizer in optimizers:
+        if hasattr(optimizer, "scale_lr"):
+            rates.append(optimizer.scale_lr(scale))
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
+            rates.append(group["lr"])
+    return float(rates[0]) if rates else 0.0

@@ -1,0 +1,160 @@
+"""One declaration per algorithm; the CLI, API, exports, docs, schema and tests are read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.normalizer import ObservationNormalizer
+from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
+from rl_training.envs.spaces import Spaces
+from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.registry import Entry, get_entry
+from rl_training.experiment.runs import create_run_context, open_run_context
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.controls import build_control_callbacks
+from rl_training.runtime.engine import resolve_device
+from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.loops import Loop
+from rl_training.runtime.options import AlgorithmOptions
+from rl_training.runtime.run import Run
+from rl_training.runtime.trainer import TrainResult
+
+Network = Callable[..., torch.nn.Module]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What ``build`` makes a learner from."""
+
+    spaces: Spaces
+    device: torch.device
+    network: Network | None = None  # replaces the algorithm's own network class; called with the same arguments
+
+    def make(self, default: Network, **arguments: Any) -> torch.nn.Module:
+        """A network on the run's device, the caller's own if one was given."""
+        return (self.network or default)(**arguments).to(self.device)
+
+    def normalizer(self, wanted: bool) -> ObservationNormalizer | None:
+        if not wanted:
+            return None
+        if self.spaces.image:
+            raise ConfigError([(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")])
+        return ObservationNormalizer(self.spaces.obs_shape).to(self.device)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """``obs_dim`` for vectors, ``obs_shape`` for images: what networks take."""
+        return {"obs_shape": self.spaces.obs_shape} if self.spaces.image else {"obs_dim": self.spaces.obs_dim}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmSpec:
+    name: str
+    config: type[AlgorithmOptions]
+    build: Callable[[Any, Blueprint], Learner]
+    loop: Callable[[Run, Any, Any], Loop]
+    obs: tuple[str, ...] = ("vector",)
+    actions: tuple[str, ...] = ("discrete", "box")
+
+    @property
+    def entry(self) -> Entry:
+        return get_entry(self.name)
+
+    def options(self, config: TrainConfig) -> AlgorithmOptions:
+        """The algorithm's options, validated; the environment's too, so that every mistake shows before anything is made."""
+        for training in (True, False):
+            parse_env_kwargs(config.env_kwargs, training=training)
+        try:
+            return self.config(**config.algo_kwargs)
+        except ConfigError as error:
+            raise error.under("algo_kwargs") from None
+
+    def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
+        env = factory.make(training=False)
+        try:
+            spaces = Spaces.of(env)
+        finally:
+            env.close()
+        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
+        return Blueprint(spaces, resolve_device(device), network)
+
+    def train(
+        self,
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        checkpoint_state: CheckpointState | None = None,
+        callbacks: list[Callback] | None = None,
+        env: EnvSource | None = None,
+        network: Network | None = None,
+        run_dir: Path | None = None,
+    ) -> TrainResult:
+        """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
+        options = self.options(config)
+        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        plan = self.blueprint(config, factory, network, config.device)
+        everyone = [*build_control_callbacks(config), *(callbacks or [])]
+        run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=everyone)
+        loop = self.loop(run, self.build(options, plan), options)
+        try:
+            context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
+            return run.drive(loop, context, checkpoint_state, loop.expected_updates(config.total_timesteps))
+        finally:
+            loop.close()
+
+    def load(
+        self,
+        config: TrainConfig,
+        checkpoint_state: CheckpointState,
+        device: str = "auto",
+        *,
+        env: EnvSource | None = None,
+        network: Network | None = None,
+    ) -> tuple[Learner, Spaces]:
+        """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
+        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        plan = self.blueprint(config, factory, network, device)
+        agent = self.build(self.options(config), plan)
+        agent.load_state_dict(checkpoint_state.algorithm_state)
+        agent.set_eval_mode()
+        return agent, plan.spaces
+
+    # ---- the four functions of the public contract
+
+    @property
+    def train_fn(self) -> Callable[..., TrainResult]:
+        return self.train
+
+    def load_fn(self, config: TrainConfig, checkpoint_state: CheckpointState, device: str = "auto") -> Learner:
+        return self.load(config, checkpoint_state, device)[0]
+
+    def evaluate_fn(
+        self, config: TrainConfig, checkpoint_state: CheckpointState, device: str = "auto", num_episodes: int | None = None
+    ) -> dict[str, float]:
+        agent = self.load_fn(config, checkpoint_state, device)
+        factory = EnvFactory(config.env_id, config.env_kwargs)
+        return evaluate(agent, factory, episodes=num_episodes or config.eval_episodes, seed=config.seed)
+
+    def predict_fn(
+        self, config: TrainConfig, checkpoint_state: CheckpointState, device: str, obs: Any, deterministic: bool = True
+    ) -> Any:
+        agent, spaces = self.load(config, checkpoint_state, device)
+        return predict(agent, spaces, obs, deterministic=deterministic)
+
+
+def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:
+    """The action for one observation, or an array of actions for a batch, in the environment's own units."""
+    encoded = spaces.encode(obs)
+    single = encoded.ndim == len(spaces.obs_shape)
+    if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(spaces.obs_shape):
+        raise ValueError(f"observations have shape {spaces.obs_shape} (or a batch of them), got {np.shape(obs)}")
+    actions = spaces.to_env(agent.act(encoded[None] if single else encoded, deterministic=deterministic).actions)
+    return actions[0] if single else np.asarray(actions)
