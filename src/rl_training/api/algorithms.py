@@ -1,0 +1,179 @@
+"""Managed classes: ``PPO(config).learn()`` or ``PPO("CartPole-v1", total_timesteps=...)``. One per registry entry."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.experiment.config import ConfigError, TrainConfig, unknown
+from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec, get_entry
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from rl_training.algorithms.base import Learner
+    from rl_training.envs.factory import EnvSource
+    from rl_training.envs.spaces import Spaces
+    from rl_training.experiment.checkpointing import CheckpointState
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.spec import AlgorithmSpec, Network
+    from rl_training.runtime.trainer import TrainResult
+
+
+class ManagedAlgorithm:
+    """An algorithm with its run: learn, evaluate, predict, save, load.
+
+    Takes a TrainConfig, or an environment (id, object or factory) with run fields and algorithm options mixed as keywords.
+    ``network`` replaces the algorithm's network class; ``env`` gives a config the environment to use instead of its id.
+    """
+
+    algo_name: str
+
+    def __init__(
+        self,
+        config: TrainConfig | EnvSource,
+        *,
+        env: EnvSource | None = None,
+        network: Network | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(config, TrainConfig):
+            env, config = (None, config) if isinstance(config, str) else (config, env_name(config))
+            config = self._short_form(config, options)
+        elif options:
+            raise ConfigError([((name,), "belongs into the config when one is given") for name in options])
+        if config.algo != self.algo_name:
+            raise ValueError(f"{type(self).__name__} needs algo={self.algo_name!r}, got {config.algo!r}")
+        self.config, self._env, self._network = config, env, network
+        self._spec.options(config)
+        self._agent: Learner | None = None
+        self._spaces: Spaces | None = None
+        self._checkpoint: Path | None = None
+
+    @classmethod
+    def _short_form(cls, env_id: str, options: dict[str, Any]) -> TrainConfig:
+        fields = {k: v for k, v in options.items() if k in TrainConfig.model_fields and k not in ("algo", "env_id", "algo_kwargs")}
+        rest = {k: v for k, v in options.items() if k not in fields and k != "algo_kwargs"}
+        known = get_algorithm_spec(cls.algo_name).config.model_fields
+        wrong = [name for name in rest if name not in known]
+        if wrong:
+            names = [*known, *TrainConfig.model_fields]
+            raise ConfigError([((name,), unknown(name, names, cls.algo_name)) for name in wrong])
+        return TrainConfig(algo=cls.algo_name, env_id=env_id, **fields, algo_kwargs={**options.get("algo_kwargs", {}), **rest})
+
+    @property
+    def _spec(self) -> AlgorithmSpec:
+        return get_algorithm_spec(self.algo_name)
+
+    @property
+    def checkpoint_path(self) -> Path:
+        if self._checkpoint is None:
+            raise ValueError("no checkpoint yet; call learn() or load() first")
+        return self._checkpoint
+
+    @property
+    def agent(self) -> Learner:
+        """The learner with its trained networks."""
+        if self._agent is None:
+            raise ValueError("nothing trained yet; call learn() or load() first")
+        return self._agent
+
+    def learn(self, callbacks: list[Callback] | None = None) -> TrainResult:
+        """Train to ``config.total_timesteps``; a loaded or stopped run goes on where it was."""
+        from rl_training.runtime.workflows import resume_training
+
+        context = {"callbacks": callbacks, "env": self._env, "network": self._network}
+        if self._checkpoint is None:
+            result = self._spec.train(self.config, **context)
+        else:
+            total = self.config.total_timesteps
+            result = resume_training(self._checkpoint, total_timesteps=total, **context)  # type: ignore[arg-type]
+        self._open(result.checkpoint_path)
+        return result
+
+    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+        from rl_training.envs.factory import EnvFactory
+        from rl_training.runtime.evaluation import evaluate
+
+        factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
+        episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
+        return evaluate(self.agent, factory, episodes=episodes, seed=self.config.seed)
+
+    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation (an int, or an array in the environment's units), or actions for a batch."""
+        from rl_training.runtime.spec import predict
+
+        return predict(self.agent, self._spaces, obs, deterministic=deterministic)  # type: ignore[arg-type]
+
+    def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:
+        """The agent and its config in one file; with ``include_buffers``, everything a resumed run needs."""
+        from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
+
+        state = load_checkpoint(self.checkpoint_path, buffers=include_buffers)
+        if not include_buffers:
+            state.buffer_state = None
+        return save_checkpoint(path, state)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        env: EnvSource | None = None,
+        network: Network | None = None,
+    ) -> ManagedAlgorithm:
+        """A saved agent or any checkpoint of a run; pass an own environment or network again."""
+        from rl_training.experiment.checkpointing import load_checkpoint
+        from rl_training.runtime.workflows import config_of
+
+        state = load_checkpoint(path, buffers=False)
+        managed = cls(config_of(state), env=env, network=network)
+        managed._open(Path(path), state, device)
+        return managed
+
+    def _open(self, path: Path, state: CheckpointState | None = None, device: str | None = None) -> None:
+        """Bring the agent of a checkpoint to life: predictions read no file."""
+        from rl_training.experiment.checkpointing import load_checkpoint
+
+        state = state or load_checkpoint(path, buffers=False)
+        self._agent, self._spaces = self._spec.load(
+            self.config, state, device or self.config.device, env=self._env, network=self._network
+        )
+        self._checkpoint = path
+
+
+def env_name(env: gym.Env | Any) -> str:
+    """What to call an environment that was given as an object or a function."""
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return spec.id
+    inner = getattr(env, "unwrapped", env)
+    return getattr(inner, "__name__", type(inner).__name__).replace("<lambda>", "custom")
+
+
+_NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}
+__all__ = ["ManagedAlgorithm", *_NAMES]  # noqa: PLE0604
+
+
+@cache
+def _managed(public: str) -> type[ManagedAlgorithm]:
+    entry = get_entry(_NAMES[public])
+    doc = f"{public}: {entry.summary} ({entry.paper})."
+    return type(public, (ManagedAlgorithm,), {"algo_name": entry.name, "__module__": __name__, "__doc__": doc})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return _managed(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:
+
+    class DQN(ManagedAlgorithm): ...
+
+    class PPO(ManagedAlgorithm): ...
+
+    class SAC(ManagedAlgorithm): ...

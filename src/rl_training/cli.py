@@ -1,0 +1,280 @@
+"""The ``rl-training`` command. Heavy imports wait until a command needs them; a user's mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.runtime.trainer import TrainResult
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """YAML to a checked TrainConfig; a relative path that does not exist is looked up among the packaged presets."""
+    from rl_training.experiment.yaml_config import read_config
+
+    return read_config(path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        args = _parser().parse_args(argv)
+        return args.run(args) or 0
+    except _Usage as usage:
+        return usage.show()
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        return _complain(error, 2)
+    except (RuntimeError, OSError) as error:
+        return _complain(error, 1)
+
+
+def _complain(error: Exception, code: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"rl-training: error: {text}", file=sys.stderr)
+    return code
+
+
+class _Usage(Exception):
+    """argparse's way out, without sys.exit."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        self.code, self.message = code, message
+
+    def show(self) -> int:
+        if self.message:
+            print(self.message.rstrip(), file=sys.stderr)
+        return self.code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Usage(2, f"rl-training: error: {message} (see {self.prog} --help)")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # type: ignore[override]
+        raise _Usage(status, message or "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from rl_training import __version__
+
+    parser = _Parser(prog="rl-training", description="Train, evaluate, resume and inspect reinforcement-learning agents.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"rl-training {__version__}", help="print the version")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable, summary: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    train = command("train", _train, "train an agent from a config, a preset, or an algorithm and an environment")
+    _config_flags(train)
+    train.add_argument("--run-suffix", metavar="NAME", help="end of the run directory's name (default: the time)")
+    train.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+    resume = command("resume", _resume, "go on with a stopped run, exactly as if it had never stopped")
+    resume.add_argument("path", help="a run directory or a checkpoint")
+    resume.add_argument("--total-timesteps", type=_count, metavar="N", help="a new total (default: the run's own)")
+    resume.add_argument("--output-dir", metavar="DIR", help="go on in a new run directory in here (default: the same one)")
+    resume.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
+    resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+    evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
+    evaluate.add_argument("path", help="a run directory or a checkpoint")
+    evaluate.add_argument("--episodes", type=_count, metavar="N", help="how many episodes (default: the run's eval_episodes)")
+    evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
+
+    predict = command("predict", _predict, "the action a trained agent takes for an observation")
+    predict.add_argument("path", help="a run directory or a checkpoint")
+    predict.add_argument("--obs", required=True, metavar="JSON", help="one observation or a batch of them, or - for standard input")
+    predict.add_argument("--stochastic", action="store_true", help="draw the action instead of taking the best one")
+    predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+    listing = command("list", _list, "the algorithms")
+    listing.add_argument("--json", action="store_true", help="print them as a JSON list")
+
+    show = command("show", _show, "an algorithm's options, with meaning, bounds and default")
+    show.add_argument("algo", help="name of an algorithm, e.g. ppo")
+    show.add_argument("--json", action="store_true", help="print the options as a JSON object")
+
+    config = command("config", _config, "print a config as it will be used, with every default filled in")
+    _config_flags(config)
+    config.add_argument("--json", action="store_true", help="print it as JSON instead of YAML")
+
+    schema = command("schema", _schema, "the JSON schema of a config, for editors")
+    schema.add_argument("algo", help="name of an algorithm, e.g. ppo")
+
+    doctor = command("doctor", _doctor, "check this machine: versions, devices, compiler, environments")
+    doctor.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+    return parser
+
+
+def _config_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml")
+    parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--total-timesteps", type=_count, metavar="N", help="environment steps; 1e6 is fine")
+    parser.add_argument("--output-dir", metavar="DIR", help="where run directories are made")
+    parser.add_argument("--num-envs", type=_count, metavar="N", help="environments stepped together")
+    parser.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable"
+    )
+
+
+def _count(text: str) -> int:
+    number = float(text)
+    if number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+_count.__name__ = "number"
+
+
+def _resolved(args: argparse.Namespace) -> TrainConfig:
+    from rl_training.experiment.config import ConfigError, TrainConfig
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.yaml_config import apply_overrides, parse_override, read_config
+
+    flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
+    flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
+    flags |= {"eval_episodes": args.eval_episodes}
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    overrides |= dict(parse_override(text) for text in args.set)
+    if args.config is not None:
+        return read_config(args.config, overrides)
+    if args.algo is None or args.env is None:
+        raise ConfigError([((), "give --config FILE, or --algo and --env")])
+    config = TrainConfig(**apply_overrides({}, overrides))
+    get_algorithm_spec(config.algo).options(config)
+    return config
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = _resolved(args)
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    return _report(get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), config.total_timesteps, args.json)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    from rl_training.runtime.workflows import config_of, find_checkpoint, resume_training
+
+    path, state = find_checkpoint(args.path, buffers=False)
+    total = args.total_timesteps or config_of(state).total_timesteps
+    result = resume_training(
+        path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
+    )
+    return _report(result, total, args.json)
+
+
+def _report(result: TrainResult, total: int, as_json: bool) -> int:
+    metrics = result.metrics
+    if as_json:
+        print(json.dumps({"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path), "metrics": metrics}))
+        return 0
+    step = int(metrics["global_step"])
+    print(f"{'trained' if step >= total else 'stopped'} at step {step:,}: return {_score(metrics)}")
+    print(f"checkpoint  {result.checkpoint_path}")
+    if step < total:
+        print(f"go on with  rl-training resume {result.run_dir}")
+    else:
+        print(f"evaluate    rl-training eval {result.run_dir}")
+        print(f"curves      {result.run_dir / 'metrics.jsonl'} (and tensorboard --logdir {result.run_dir.parent})")
+    return 0
+
+
+def _score(metrics: dict[str, Any]) -> str:
+    return f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f} over {metrics['eval_episodes']:.0f} episodes"
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    metrics = evaluate_checkpoint(args.path, args.episodes, args.device)
+    print(json.dumps(metrics) if args.json else f"return {_score(metrics)}, mean length {metrics['eval_length_mean']:.0f}")
+
+
+def _predict(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from rl_training.runtime.workflows import predict_checkpoint
+
+    text = sys.stdin.read() if args.obs == "-" else args.obs
+    try:
+        obs = np.asarray(json.loads(text), dtype=np.float64)
+    except (ValueError, TypeError):
+        raise ValueError(f"--obs must be a JSON array of numbers, got {text[:60]!r}") from None
+    action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
+    print(json.dumps(np.asarray(action).tolist()))
+
+
+def _list(args: argparse.Namespace) -> None:
+    from rl_training.experiment.registry import ALGORITHMS
+
+    if args.json:
+        print(json.dumps([entry._asdict() for entry in ALGORITHMS.values()]))
+        return
+    for entry in ALGORITHMS.values():
+        print(f"{entry.name:8} {entry.year}  {entry.summary} ({entry.paper})")
+
+
+def _show(args: argparse.Namespace) -> None:
+    from rl_training.experiment.options_table import describe
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    spec = get_algorithm_spec(args.algo)
+    rows = describe(spec.config)
+    if args.json:
+        print(json.dumps({row.name: row._asdict() for row in rows}))
+        return
+    print(f"{spec.entry.public}: {spec.entry.summary} ({spec.entry.paper}, {spec.entry.year})")
+    print(f"takes {' or '.join(spec.obs)} observations and {' or '.join(spec.actions)} actions\n")
+    width, kinds = max(len(row.name) for row in rows), max(len(row.default) for row in rows)
+    for row in rows:
+        print(f"{row.name:{width}}  {row.default:{kinds}}  {row.meaning}{f' ({row.bounds})' if row.bounds else ''}")
+
+
+def _config(args: argparse.Namespace) -> None:
+    config = _resolved(args)
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.runs import dump_yaml
+
+    whole = {**config.plain(), "algo_kwargs": get_algorithm_spec(config.algo).options(config).model_dump(mode="json")}
+    print(json.dumps(whole) if args.json else dump_yaml(whole), end="\n" if args.json else "")
+
+
+def _schema(args: argparse.Namespace) -> None:
+    from rl_training.experiment.yaml_config import json_schema
+
+    print(json.dumps(json_schema(args.algo), indent=2))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from rl_training.experiment.doctor import examine
+
+    findings = examine()
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    else:
+        for finding in findings:
+            print(f"{'ok ' if finding.ok else 'NO '} {finding.what}: {finding.detail}")
+    return 0 if all(finding.ok or finding.optional for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Looks at the machine the way a run would, and says what works."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from importlib import import_module, metadata
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    what: str
+    ok: bool
+    detail: str
+    optional: bool = False
+
+
+def examine() -> list[Finding]:
+    from rl_training.experiment.runs import processor, provenance
+
+    facts = provenance()
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    findings = [
+        Finding("versions", True, versions),
+        Finding("processor", True, f"{processor()}, {facts['hardware']['cores']} cores"),
+        _torch(),
+        _compiler(),
+        *(_extra(*extra) for extra in EXTRAS),
+        _training(),
+    ]
+    free = shutil.disk_usage(".").free / 2**30
+    return [*findings, Finding("disk", free > 1, f"{free:.1f} GiB free here", optional=True)]
+
+
+EXTRAS = (
+    ("classic control, rendered", "pygame", "CartPole-v1", "classic"),
+    ("Box2D", "Box2D", "LunarLander-v3", "box2d"),
+    ("MuJoCo", "mujoco", "HalfCheetah-v5", "mujoco"),
+    ("Atari", "ale_py", "ALE/Pong-v5", "atari"),
+)
+
+
+def _torch() -> Finding:
+    import torch
+
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU, runs use the CPU"
+    return Finding("torch", bool(torch.ones(2).sum() == 2), f"{torch.__version__}, {device}")
+
+
+def _compiler() -> Finding:
+    from rl_training.algorithms.optim import cannot_compile
+
+    obstacle = cannot_compile()
+    return Finding("compiled updates", obstacle is None, obstacle or "available for long runs", optional=True)
+
+
+def _extra(what: str, module: str, env_id: str, extra: str) -> Finding:
+    try:
+        import_module(module)
+        from rl_training.envs.factory import EnvFactory
+
+        EnvFactory(env_id, {}).make(training=True).close()
+        return Finding(what, True, f"{env_id} can be made")
+    except (ImportError, ValueError, metadata.PackageNotFoundError):
+        return Finding(what, False, f"not installed: pip install 'rl_training[{extra}]'", optional=True)
+
+
+def _training() -> Finding:
+    """A few steps of PPO, saved, loaded and resumed."""
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.runtime.workflows import resume_training
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(
+            algo="ppo", env_id="CartPole-v1", total_timesteps=256, output_dir=folder, eval_episodes=1, progress="off",
+            algo_kwargs={"num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "eval_interval": 0},
+        )  # fmt: skip
+        result = get_algorithm_spec("ppo").train(config)
+        result = resume_training(result.checkpoint_path, total_timesteps=512)
+    return Finding("training", result.metrics["global_step"] == 512, "a short run trained, saved and resumed")

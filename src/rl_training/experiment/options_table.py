@@ -1,0 +1,47 @@
+"""Options as rows for people: the ``show`` command and the documentation are made from these."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rl_training.experiment.config import Options
+
+
+class Row(NamedTuple):
+    name: str
+    default: str
+    bounds: str
+    meaning: str
+
+
+def describe(options: type[Options]) -> list[Row]:
+    """The algorithm's own options first, then the ones it inherits."""
+    own = [name for name in options.model_fields if name in options.__annotations__]
+    names = [*own, *(name for name in options.model_fields if name not in own)]
+    return [_row(name, options.model_fields[name]) for name in names]
+
+
+def _row(name: str, field: Any) -> Row:
+    default = "required" if field.is_required() else _text(field.default)
+    signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+    bounds = [f"{sign} {getattr(limit, word)}" for limit in field.metadata for word, sign in signs if hasattr(limit, word)]
+    return Row(name, default, ", ".join(bounds), field.description or "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def markdown_table(options: type[Options]) -> str:
+    """The option table of an algorithm's documentation page."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for row in describe(options):
+        bounds = f" ({row.bounds})" if row.bounds else ""
+        lines.append(f"| `{row.name}` | `{row.default}` | {row.meaning}{bounds} |")
+    return "\n".join(lines)

@@ -1,0 +1,122 @@
+"""Configs from YAML files: found in the working directory or among the packaged presets, with the line of each mistake."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+
+
+def presets() -> list[str]:
+    """The packaged presets, as paths that ``--config`` takes anywhere."""
+    root = assets() / "configs"
+    return sorted(f"configs/{path.relative_to(root).as_posix()}" for path in root.rglob("*.yaml"))
+
+
+def assets() -> Path:
+    return Path(str(resources.files("rl_training"))) / "assets"
+
+
+def find_config(path: str | Path) -> Path:
+    path = Path(path)
+    if path.exists() or path.is_absolute():
+        found = path
+    else:
+        choices = [assets() / path, assets() / "configs" / path]
+        found = next((c for choice in choices for c in (choice, choice.with_suffix(".yaml")) if c.is_file()), path)
+    if not found.is_file():
+        raise ConfigError([((), f"no config at {path}; packaged presets: {', '.join(presets())}")])
+    return found
+
+
+def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> TrainConfig:
+    """A whole config, options included, checked. ``overrides`` maps dotted names to values and wins over the file."""
+    from ruamel.yaml import YAML, YAMLError
+
+    found = find_config(path)
+    try:
+        tree = YAML(typ="rt").load(found.read_text())
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{found}:{mark.line + 1}" if mark else str(found)
+        raise ConfigError([((), f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([((), f"{found}: not a text file")]) from None
+    if not isinstance(tree, dict):
+        raise ConfigError([((), f"{found}: a config is a mapping of names to values, got {type(tree).__name__}")])
+    values = apply_overrides(_plain(tree), overrides or {})
+    try:
+        config = TrainConfig(**values)
+        get_algorithm_spec(config.algo).options(config)
+    except ConfigError as error:
+        raise ConfigError([((), _at(found, tree, loc, overrides or {}) + message) for loc, message in error.problems]) from None
+    return config
+
+
+def _at(path: Path, tree: Any, loc: tuple, overrides: dict[str, Any]) -> str:
+    """``file:line: a.b.c: `` of the deepest part of ``loc`` that stands in the file."""
+    name = ".".join(map(str, loc))
+    if any(name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.") for key in overrides):
+        return f"--set {name}: "
+    line, node = None, tree
+    for part in loc:
+        if not hasattr(node, "lc"):
+            break
+        try:
+            line = (node.lc.item(part) if isinstance(part, int) else node.lc.key(part))[0] + 1
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            break
+    return f"{path}{f':{line}' if line else ''}: {name}{': ' if name else ''}"
+
+
+def _plain(node: Any) -> Any:
+    """Round-trip YAML nodes to plain Python values."""
+    if isinstance(node, dict):
+        return {str(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """``{"algo_kwargs.learning_rate": 1e-3}`` written into a nested mapping."""
+    for dotted, value in overrides.items():
+        node, *parts = (values, *dotted.split("."))
+        for part in parts[:-1]:
+            inner = node.get(part)
+            node[part] = {} if inner is None else inner
+            if not isinstance(node[part], dict):
+                raise ConfigError([((dotted,), f"{part} is a value, not a group of options")])
+            node = node[part]
+        node[parts[-1]] = value
+    return values
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``a.b=value`` with the value read as YAML."""
+    from ruamel.yaml import YAML, YAMLError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError([((), f"--set takes name=value, e.g. algo_kwargs.learning_rate=1e-3; got {text!r}")])
+    try:
+        return name.strip(), YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise ConfigError([((), f"--set {name}: {value!r} is not a YAML value")]) from None
+
+
+def json_schema(algo: str) -> dict[str, Any]:
+    """A schema of the whole config for one algorithm, for editors."""
+    schema = TrainConfig.model_json_schema()
+    options = get_algorithm_spec(algo).config.model_json_schema()
+    schema["$defs"] = {**schema.get("$defs", {}), **options.pop("$defs", {})}
+    schema["properties"]["algo_kwargs"] = options
+    schema["properties"]["algo"] = {"const": algo, "description": "registry name of the algorithm"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
