@@ -80,9 +80,9 @@ class DQN(Learner):
         actions = q_values.argmax(-1)
         if not deterministic and self._epsilon > 0:
             rng = stream(rng)
-            explore = rng.random(len(actions)) < self._epsilon
-            if explore.any():
-                actions = np.where(explore, rng.integers(q_values.shape[-1], size=len(actions)), actions)
+            for i, chance in enumerate(rng.random(len(actions)).tolist()):
+                if chance < self._epsilon:
+                    actions[i] = rng.integers(q_values.shape[-1])
         return Acting(actions)
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:

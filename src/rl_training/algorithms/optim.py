@@ -96,6 +96,9 @@ def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
         optimizer.step(grad)
 
 
+LEAN = {"cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False}  # the batch's layout is checked before the call
+
+
 class Compiled:
     """``function(batch) -> tensors`` as one graph with its guards off, for batches like the first one; eager for any other.
 
@@ -131,7 +134,7 @@ class Compiled:
 
         import torch._dynamo
 
-        graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards})
+        graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards, **LEAN})
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
                 result = graph(*batch.values())

@@ -26,7 +26,8 @@ class ReplayBuffer:
     """The last ``capacity`` transitions, drawn uniformly.
 
     ``dones`` means terminated (do not bootstrap); ``truncations`` are kept beside it. Float columns lie side by side in one
-    matrix, so a batch of vectors is a single gather; images stay in arrays of their own type.
+    matrix, so a batch of vectors is a single gather; images stay in arrays of their own type. With ``reuse``, every sample
+    of a size fills the same tensors again: for loops that are done with a batch before they draw the next.
     """
 
     def __init__(
@@ -39,26 +40,29 @@ class ReplayBuffer:
         action_dtype: Any = np.float32,
         *,
         rng: Rng | None = None,
+        reuse: bool = False,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity, self.rng = capacity, rng if rng is not None else Rng(0, "replay")
         self.position, self.size = 0, 0
+        self._reuse, self._reused = reuse, None  # type: bool, Any
         self._device = torch.device(device)
         obs, action = (tuple(obs_shape), _numpy_dtype(obs_dtype)), (tuple(action_shape), _numpy_dtype(action_dtype))
         scalar = ((), np.dtype(np.float32))
         fields = {"obs": obs, "actions": action, "rewards": scalar, "next_obs": obs, "dones": scalar, "truncations": scalar}
         self._columns: dict[str, np.ndarray] = {}
-        self._views: list[tuple[str, int, int, tuple[int, ...], bool]] = []
+        self._views: list[tuple[str, tuple[int, ...], bool]] = []
         packed = {k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)}
         width = sum(int(np.prod(shape)) for shape, _ in packed.values())
         self._packed = np.zeros((capacity, width), np.float32)
-        self._matrix = torch.from_numpy(self._packed)
+        self._matrix, self._widths = torch.from_numpy(self._packed), []  # type: torch.Tensor, list[int]
         start = 0
         for name, (shape, dtype) in packed.items():
             stop = start + int(np.prod(shape))
             self._columns[name] = self._packed[:, start:stop].reshape(capacity, *shape) if shape else self._packed[:, start]
-            self._views.append((name, start, stop, shape, dtype != np.float32))  # indices up to 2^24 are exact in float32
+            self._views.append((name, shape, dtype != np.float32))  # indices up to 2^24 are exact in float32
+            self._widths.append(stop - start)
             start = stop
         self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
         self._columns.update(self._loose)
@@ -66,21 +70,20 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.size
 
-    def add(self, **rows: Any) -> None:
-        """Append one row or many: obs, actions, rewards, next_obs, dones, and truncations (zero if left out)."""
-        rows.setdefault("truncations", np.zeros_like(np.asarray(rows["dones"], dtype=np.float32)))
-        if set(rows) != set(self._columns):
-            raise ValueError(f"add needs {sorted(self._columns)}, got {sorted(rows)}")
-        n = len(rows["rewards"]) if np.ndim(rows["rewards"]) else 1
+    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = 0.0) -> None:
+        """Append one row or many; every value has the same leading length."""
+        n = len(rewards) if getattr(rewards, "ndim", 1) and hasattr(rewards, "__len__") else 1
+        rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs, "dones": dones, "truncations": truncations}
         if n > self.capacity:
-            rows, n = {name: value[-self.capacity :] for name, value in rows.items()}, self.capacity
-        where: Any = self.position if n == 1 else slice(self.position, self.position + n)
-        if self.position + n > self.capacity:
-            where = np.arange(self.position, self.position + n) % self.capacity
+            rows = {name: value[-self.capacity :] if np.ndim(value) else value for name, value in rows.items()}
+            n = self.capacity
+        stop = self.position + n
+        where: Any = slice(self.position, stop)
+        if stop > self.capacity:
+            where = np.arange(self.position, stop) % self.capacity
         for name, column in self._columns.items():
-            value = rows[name]
-            column[where] = value[0] if n == 1 and np.ndim(value) == column.ndim else value
-        self.position = (self.position + n) % self.capacity
+            column[where] = rows[name]
+        self.position = stop % self.capacity
         self.size = min(self.size + n, self.capacity)
 
     def sample(self, n: int) -> Batch:
@@ -90,14 +93,34 @@ class ReplayBuffer:
 
     def rows(self, index: np.ndarray) -> Batch:
         """The transitions at ``index``, as tensors on the buffer's device."""
-        gathered = self._matrix.index_select(0, torch.from_numpy(index)).to(self._device)
-        batch: Batch = {}
-        for name, start, stop, shape, integer in self._views:
-            column = gathered[:, start:stop].view(-1, *shape) if len(shape) == 1 else gathered[:, start:stop].reshape(-1, *shape)
-            batch[name] = column.long() if integer else column
+        gathered, views, integers = self._batch(len(index))
+        torch.index_select(self._matrix, 0, torch.from_numpy(index), out=gathered)
+        for source, target in integers:
+            target.copy_(source)
         for name, array in self._loose.items():
-            batch[name] = torch.from_numpy(array[index]).to(self._device)
-        return batch
+            views[name] = torch.from_numpy(array[index])
+        if self._device.type != "cpu":
+            return {name: view.to(self._device) for name, view in views.items()}
+        return views
+
+    def _batch(self, n: int) -> tuple[torch.Tensor, Batch, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Room for ``n`` rows: the matrix they are gathered into, its columns by name, and integer copies to fill from it."""
+        if self._reused is not None and len(self._reused[0]) == n:
+            return self._reused
+        gathered = torch.empty(n, self._packed.shape[1])
+        views: Batch = {}
+        integers = []
+        for (name, shape, integer), column in zip(self._views, gathered.split(self._widths, 1)):
+            if name == "truncations":  # no update needs them: they end n-step windows and go into exports
+                continue
+            views[name] = column.view(n, *shape) if len(shape) != 1 else column
+            if integer:
+                target = torch.empty(views[name].shape, dtype=torch.int64)
+                integers.append((views[name], target))
+                views[name] = target
+        if self._reuse:
+            self._reused = (gathered, views, integers)
+        return gathered, views, integers
 
     def state_dict(self) -> dict[str, Any]:
         """Only the filled part; the arrays are shared, not copied: write or copy them before adding more."""

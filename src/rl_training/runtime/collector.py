@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,7 @@ class Collector:
         reward = factory.reward_options()
         self._reward_scale = np.float32(reward.scale)
         self._reward_clip = reward.clip
+        self._box = self.spaces.action_kind == "box"
         self._plain_rewards = reward.scale == 1.0 and reward.clip is None
         self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
         shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
@@ -76,7 +78,7 @@ class Collector:
 
     def step(self, actions: np.ndarray) -> Step:
         """Agent actions (N, ...), boxes in [-1, 1]."""
-        if self.spaces.action_kind == "box" and not np.isfinite(actions).all():
+        if self._box and not isfinite(actions.sum()):
             raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
         np.copyto(self._previous, self.obs)
         rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
@@ -89,13 +91,16 @@ class Collector:
                 raise EnvironmentFailure(f"environment {i} raised {_brief(error)} at step {self.steps}") from error
             slot.actions.append(action)
             next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
-            rewards[i] = reward
+            rewards[i] = reward = float(reward)
+            if not isfinite(reward) and self._check_rewards:
+                raise EnvironmentFailure(f"environment {i} gave the reward {reward} at step {self.steps}")
             self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
-            self._returns[i] += float(reward)
+            self._returns[i] += reward
             self._lengths[i] += 1
             if terminated or truncated:
                 ended.append(i)
-        self._check()
+        if self._check_obs and not isfinite(next_rows.sum()) and not np.isfinite(next_rows).all():
+            raise EnvironmentFailure(f"an observation is not finite at step {self.steps}: {next_rows}")
         self.steps += len(obs_rows)
         for i in ended:
             self.recent.append((self._returns[i], self._lengths[i]))
@@ -106,12 +111,6 @@ class Collector:
             if self._reward_clip is not None:
                 np.clip(rewards, -self._reward_clip, self._reward_clip, out=rewards)
         return Step(self._previous, self._next, rewards, self._terminated, self._truncated)
-
-    def _check(self) -> None:
-        if self._check_obs and not np.isfinite(self._next).all():
-            raise EnvironmentFailure(f"an observation is not finite at step {self.steps}: {self._next}")
-        if self._check_rewards and not np.isfinite(self._rewards).all():
-            raise EnvironmentFailure(f"a reward is not finite at step {self.steps}: {self._rewards}")
 
     def metrics(self) -> dict[str, float]:
         """Means over the last hundred finished episodes, in the environment's own rewards."""

@@ -78,7 +78,8 @@ class OffPolicyLoop(OnlineLoop):
         spaces = run.spaces
         self.replay = ReplayBuffer(
             min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
-            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype, rng=run.rng("replay"),
+            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
+            rng=run.rng("replay"), reuse=True,
         )  # fmt: skip
         self._source: Source = self.replay
         self._starts = max(cfg.learning_starts, cfg.batch_size)

@@ -1,0 +1,122 @@
+"""Learning results: trains packaged presets over several seeds and records the last checkpoint's returns, raw.
+
+    python benchmarks/learning.py                     every check below, recorded in benchmarks/results/learning/
+    python benchmarks/learning.py sac/pendulum --seeds 4 5 6 --set algo_kwargs.learning_rate=1e-3 --no-record
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "learning"
+EPISODES = 20  # of the last checkpoint, never the best
+CHECKS = {  # preset: the mean over seeds that a correct build reaches
+    "ppo/cartpole": 490.0,
+    "ppo/lunarlander": 220.0,
+    "dqn/cartpole": 490.0,
+    "sac/pendulum": -180.0,
+    "sac/halfcheetah": 3000.0,
+}
+
+
+def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int) -> dict[str, Any]:
+    """One seed: train, then evaluate the last checkpoint on episodes of its own."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.yaml_config import read_config
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = {"seed": seed, "output_dir": folder, "progress": "off", "threads": threads}
+        config = read_config(f"configs/{preset}.yaml", {**fixed, **overrides})
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = get_algorithm_spec(config.algo).train(config)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        final = evaluate_checkpoint(result.checkpoint_path, EPISODES)
+        lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        curve = [[line["step"], line["eval_return_mean"]] for line in lines if "eval_return_mean" in line]
+        engine = json.loads((result.run_dir / "metadata.json").read_text())["engine"]
+    return {
+        "seed": seed,
+        "return_mean": final["eval_return_mean"],
+        "return_std": final["eval_return_std"],
+        "return_min": final["eval_return_min"],
+        "steps": result.metrics["global_step"],
+        "seconds": round(wall, 1),
+        "cpu_seconds": round(cpu, 1),
+        "engine": engine,
+        "curve": curve,
+    }
+
+
+def summarise(returns: list[float]) -> dict[str, float]:
+    """Mean over seeds with a 95 % interval (Student's t)."""
+    mean = statistics.fmean(returns)
+    if len(returns) < 2:
+        return {"mean": mean, "low": mean, "high": mean}
+    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(len(returns), 1.96)
+    half = t * statistics.stdev(returns) / math.sqrt(len(returns))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, threads: int, record: bool) -> bool:
+    from rl_training.experiment.runs import provenance
+    from rl_training.experiment.yaml_config import read_config
+
+    print(f"{preset}: seeds {seeds}", flush=True)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(train_one, preset, seed, overrides, threads) for seed in seeds]
+        runs = []
+        for future in futures:
+            runs.append(future.result())
+            last = runs[-1]
+            print(f"  seed {last['seed']}: {last['return_mean']:.1f} ± {last['return_std']:.1f} in {last['seconds']:.0f} s", flush=True)
+    summary = summarise([run["return_mean"] for run in runs])
+    threshold = CHECKS.get(preset, -math.inf)
+    passed = summary["mean"] >= threshold
+    print(f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]; asked {threshold}: {'passed' if passed else 'NOT PASSED'}")
+    if record:
+        config = read_config(f"configs/{preset}.yaml", overrides)
+        facts = provenance()
+        facts.pop("command")
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        content = {
+            "preset": preset, "algo": config.algo, "env_id": config.env_id, "total_timesteps": config.total_timesteps,
+            "threshold": threshold, "passed": passed, "episodes": EPISODES, **summary, "config": config.plain(), **facts, "runs": runs,
+        }  # fmt: skip
+        content["config"]["output_dir"] = "runs"
+        path = RESULTS / f"{preset.replace('/', '_')}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n")
+    return passed
+
+
+def main() -> int:
+    from rl_training.experiment.yaml_config import parse_override
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", help="such as ppo/cartpole; none: every check")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="one run each")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override an option")
+    parser.add_argument("--no-record", action="store_true", help="print only")
+    args = parser.parse_args()
+    overrides = dict(parse_override(text) for text in args.set)
+    record = not args.no_record and not overrides
+    results = [check(p, args.seeds, overrides, args.jobs, args.threads, record) for p in args.presets or CHECKS]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""rl_training on one unit of work: python ours.py UNIT [compile]"""
+
+import sys
+import tempfile
+
+from meter import THREADS, UNITS, Meter
+
+from rl_training import Callback, TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+
+unit = sys.argv[1]
+compiled = sys.argv[2:] != ["eager"]
+ppo = unit.startswith("ppo")
+
+
+class Timing(Callback):
+    def __init__(self, warm: int) -> None:
+        self.meter, self.step = Meter(warm), -1
+
+    def on_update_end(self, trainer, result):
+        if trainer.global_step != self.step:
+            self.step = trainer.global_step
+            if not self.meter.tick(self.step):
+                trainer.request_stop("measured")
+
+
+if ppo:
+    env, num_envs, steps, minibatch, epochs = UNITS[unit]
+    algo, warm = "ppo", num_envs * steps * 3
+    options = {"num_steps": steps, "minibatch_size": minibatch, "update_epochs": epochs}
+elif unit == "dqn_cartpole":
+    algo, env, num_envs, warm = "dqn", "CartPole-v1", 1, 1500
+    options = {"buffer_capacity": 50_000, "learning_starts": 1000, "batch_size": 128, "target_update_interval": 500, "double": False}
+else:
+    algo, env, num_envs, warm = "sac", "Pendulum-v1" if unit == "sac_pendulum" else "HalfCheetah-v5", 1, 450
+    options = {"buffer_capacity": 200_000, "learning_starts": 300, "initial_random_steps": 300, "batch_size": 256}
+
+with tempfile.TemporaryDirectory() as folder:
+    config = TrainConfig(
+        algo=algo, env_id=env, num_envs=num_envs, total_timesteps=10**9, output_dir=folder, eval_episodes=1, compile=compiled,
+        threads=THREADS, progress="off", log_interval=10_000, checkpoint_interval=10**9, algo_kwargs={**options, "eval_interval": 0},
+    )  # fmt: skip
+    timing = Timing(warm)
+    get_algorithm_spec(algo).train(config, callbacks=[timing])
+timing.meter.report(unit, "rl_training" if compiled else "rl_training (eager)")
