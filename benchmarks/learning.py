@@ -75,6 +75,8 @@ def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, t
     from rl_training.experiment.yaml_config import read_config
 
     print(f"{preset}: seeds {seeds}", flush=True)
+    facts = provenance()
+    facts.pop("command")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(train_one, preset, seed, overrides, threads) for seed in seeds]
         runs = []
@@ -88,8 +90,6 @@ def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, t
     print(f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]; asked {threshold}: {'passed' if passed else 'NOT PASSED'}")
     if record:
         config = read_config(f"configs/{preset}.yaml", overrides)
-        facts = provenance()
-        facts.pop("command")
         RESULTS.mkdir(parents=True, exist_ok=True)
         content = {
             "preset": preset, "algo": config.algo, "env_id": config.env_id, "total_timesteps": config.total_timesteps,

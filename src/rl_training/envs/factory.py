@@ -106,8 +106,10 @@ class EnvFactory:
         env = _base_env(self.source, options, kwargs)
         wrappers = options.wrappers
         if wrappers.atari is not None:
-            chosen = wrappers.atari.model_dump(exclude={"frame_stack"})
-            env = FrameStack(AtariPreprocessing(env, **chosen), wrappers.atari.frame_stack)
+            env = AtariPreprocessing(env, **wrappers.atari.model_dump(exclude={"frame_stack"}))
+            if options.max_episode_steps is not None:  # in steps of the agent, not frames of the emulator
+                env = gym.wrappers.TimeLimit(env, options.max_episode_steps)
+            env = FrameStack(env, wrappers.atari.frame_stack)
         if wrappers.pixels is not None:
             env = PixelObservation(env, **wrappers.pixels.model_dump(exclude={"frame_stack"}))
             if wrappers.pixels.frame_stack > 1:
@@ -121,12 +123,12 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) ->
         kwargs = {"render_mode": "rgb_array", **kwargs}
     if options.wrappers.atari is not None:
         kwargs = {"frameskip": 1, "obs_type": "grayscale", **kwargs}
+    limit = options.max_episode_steps if options.wrappers.atari is None else None
     if isinstance(source, str):
-        return _registered(source, options.max_episode_steps, kwargs)
+        return _registered(source, limit, kwargs)
     env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)  # type: ignore[arg-type]
     if not isinstance(env, gym.Env):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
-    limit = options.max_episode_steps
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
 

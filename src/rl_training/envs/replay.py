@@ -55,51 +55,58 @@ class ReplayableEnv:
 
 
 class ReplayableAtari(ReplayableEnv):
-    """ALE: a seeded reset reloads the game (a quarter of a second), so only the first episode is seeded. The emulator's state
-    with its generator, just before each later reset, takes the place of the seed."""
+    """ALE: a seeded reset reloads the game (a quarter of a second), so only the first one is seeded. The emulator's state with
+    its generator, just before each later game, takes the place of the seed. A game can hold several episodes, one per life;
+    the emulator's state leaves out the last action, which sticky actions repeat, so replays start with the game."""
 
     def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
         super().__init__(env, seed=seed, index=index)
         self._base: Any = env.unwrapped
-        self._before: dict[str, Any] | None = None
+        self._before: dict[str, Any] | None = None  # None: the first game, which is seeded
+        self._earlier: list[list[Any]] = []  # actions of the game's finished episodes
 
-    def _memory(self) -> list[Any]:
-        """Wrappers whose own state decides what a reset does."""
-        found, env = [], self.env
+    def _same_game(self) -> bool:
+        env = self.env
         while isinstance(env, gym.Wrapper):
-            if hasattr(env, "replay_state"):
-                found.append(env)
+            if getattr(env, "reset_continues", False):
+                return True
             env = env.env
-        return found
+        return False
 
     def begin(self) -> Any:
         if self.episode >= 0:
-            emulator = self._base.clone_state(include_rng=True)
-            self._before = {
-                "emulator": torch.frombuffer(bytearray(emulator.serialize()), dtype=torch.uint8),
-                "np_random": self._base.np_random.bit_generator.state,
-                "wrappers": [wrapper.replay_state() for wrapper in self._memory()],
-            }
+            if self._same_game():
+                self._earlier.append(self.actions)
+            else:
+                emulator = self._base.clone_state(include_rng=True)
+                self._earlier = []
+                self._before = {
+                    "emulator": torch.frombuffer(bytearray(emulator.serialize()), dtype=torch.uint8),
+                    "np_random": self._base.np_random.bit_generator.state,
+                }
         return super().begin()
 
     def _reset(self) -> Any:
         return self.env.reset()[0] if self.episode > 0 else super()._reset()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "before": self._before}
+        earlier = [torch.tensor(actions) for actions in self._earlier]
+        return {**super().state_dict(), "before": self._before, "earlier": earlier}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before = state["before"]
-        if self._before is None:
-            return
-        from ale_py import ALEState
+        self._before, self._earlier = state["before"], [actions.tolist() for actions in state["earlier"]]
+        self.env.reset(seed=episode_seed(*self._key, 0))  # the first game, or a generator to overwrite
+        if self._before is not None:
+            from ale_py import ALEState
 
-        self.env.reset(seed=episode_seed(*self._key, 0))  # gives the environment a generator to overwrite
-        self._base.restore_state(ALEState(self._before["emulator"].numpy().tobytes()))
-        self._base.np_random.bit_generator.state = self._before["np_random"]
-        for wrapper, memory in zip(self._memory(), self._before["wrappers"]):
-            wrapper.load_replay_state(memory)
+            self._base.restore_state(ALEState(self._before["emulator"].numpy().tobytes()))
+            self._base.np_random.bit_generator.state = self._before["np_random"]
+        for i, actions in enumerate(self._earlier):
+            if i > 0 or self._before is not None:
+                self.env.reset()
+            for action in actions:
+                self.step(action)
 
 
 def replayable(env: gym.Env, *, seed: int, index: int) -> ReplayableEnv:

@@ -55,7 +55,8 @@ class Spaces:
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             low, high = act.low.reshape(-1).astype(np.float64), act.high.reshape(-1).astype(np.float64)
             bounded = np.isfinite(low) & np.isfinite(high)
-            center, scale = np.where(bounded, (high + low) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+            low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+            center, scale = (high + low) / 2, (high - low) / 2
             return cls(
                 **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
                 scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, bounded=bounded,

@@ -112,25 +112,25 @@ class AtariPreprocessing(gym.Wrapper):
         height, width = self._ale.getScreenDims()
         self._resize = AreaResize((height, width), (screen_size, screen_size))
         self._screens = np.zeros((2, height, width), np.uint8)
-        self.game_over, self.lives = True, 0
+        self.life_lost, self.lives = False, 0
         self.observation_space = gym.spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
 
     def _observation(self) -> np.ndarray:
         return self._resize(self._screens.max(0)[None])
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
-        if self.game_over or kwargs.get("seed") is not None or not self._lives_matter:
+        if not self.life_lost or kwargs.get("seed") is not None:
             _, info = self.env.reset(**kwargs)
             noops = int(self.env.unwrapped.np_random.integers(1, self._noops + 1)) if self._noops else 0
             for _ in range(noops):
                 _, _, terminated, truncated, info = self.env.step(0)
                 if terminated or truncated:
                     _, info = self.env.reset()
-        else:  # a life was lost, the game goes on
+        else:  # the game goes on
             _, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 _, info = self.env.reset()
-        self.game_over, self.lives = False, self._ale.lives()
+        self.life_lost, self.lives = False, self._ale.lives()
         self._ale.getScreenGrayscale(self._screens[0])
         self._screens[1] = 0
         return self._observation(), info
@@ -141,19 +141,15 @@ class AtariPreprocessing(gym.Wrapper):
         for repeat in range(self._skip):
             _, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
-            self.game_over = terminated or truncated
-            if self._lives_matter and self._ale.lives() < self.lives:
-                self.lives = self._ale.lives()
-                terminated = True
+            if self._lives_matter and self._ale.lives() < self.lives and not (terminated or truncated):
+                self.life_lost = terminated = True
             if repeat >= self._skip - 2 or terminated or truncated:
                 self._ale.getScreenGrayscale(self._screens[repeat % 2])
             if terminated or truncated:
                 break
         return self._observation(), total, terminated, truncated, info
 
-    def replay_state(self) -> dict[str, Any]:
-        """What a reset depends on, beside the emulator itself."""
-        return {"game_over": self.game_over, "lives": self.lives}
-
-    def load_replay_state(self, state: dict[str, Any]) -> None:
-        self.game_over, self.lives = state["game_over"], state["lives"]
+    @property
+    def reset_continues(self) -> bool:
+        """Whether the next unseeded reset goes on with the same game."""
+        return self.life_lost

@@ -178,8 +178,8 @@ def _read(path: Path) -> tuple[Any, str]:
     if path.is_dir():
         raise CheckpointError(f"{path} is a directory, not a checkpoint file")
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start[:2] == b"PK" or start[:1] == b"\x80":
+        start = file.read(9)
+    if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
         raise CheckpointError(f"{path} holds pickled objects, which could run code; it was not opened")
     try:
         with safe_open(path, framework="pt") as file:

@@ -73,7 +73,7 @@ def crossings(before: int, after: int, interval: int) -> int:
 class Run(Stateful):
     """One training run. A loop asks it for streams and counters and hands it updates; ``drive`` does the rest."""
 
-    STATE = ("step", "update_count", "gradient_steps", "epoch", "counters", "best_eval")
+    STATE = ("step", "update_count", "gradient_steps", "epoch", "counters")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Run(Stateful):
     ) -> None:
         self.step = self.update_count = self.gradient_steps = self.epoch = 0
         self.counters: dict[str, int] = {}
-        self.best_eval: float | None = None
+        self._best_eval: float | None = None
         self.torch_rng, self.callbacks = TorchRng(), CallbackStates(callbacks)
         self.config, self.spaces, self.device = config, spaces, device
         self._options, self._factory = options, factory
@@ -283,8 +283,8 @@ class Run(Stateful):
         self._events.write(self.step, self._evaluation)
         mean = self._evaluation["eval_return_mean"]
         self._progress.note(evaluation=f"eval {short(mean)}")
-        if self.best_eval is None or mean > self.best_eval:
-            self.best_eval = mean
+        if self._best_eval is None or mean > self._best_eval:
+            self._best_eval = mean
             state = CheckpointState(agent.state_dict(), None, self.state_dict(), self.config.plain(), self._file_metadata())
             self._guarded(context.checkpoints_dir / f"best{runs.SUFFIX}", state)
         for hook in self._hooks["on_eval_end"]:
@@ -301,6 +301,7 @@ class Run(Stateful):
             raise TrainingFailure("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
         loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
         trainer = {name: value for name, value in state.trainer_state.items() if name != "engine"}
+        self._best_eval = state.metadata.get("best_eval")
         self.load_state_dict(trainer)  # last: it holds torch's random state
 
     def checkpoint_state(self, loop: Any) -> CheckpointState:
@@ -326,7 +327,8 @@ class Run(Stateful):
             raise TrainingFailure(f"cannot save {path}: {error.strerror or error}; {self._advice_dir()}") from error
 
     def _file_metadata(self) -> dict[str, Any]:
-        return {"algo": self.config.algo, "env_id": self.config.env_id, "step": self.step, "saved": time.time()}
+        facts = {"algo": self.config.algo, "env_id": self.config.env_id, "step": self.step, "saved": time.time()}
+        return {**facts, "best_eval": self._best_eval}  # no part of the state: it depends on when evaluations happened
 
     def _advice_dir(self) -> str:
         return self._advice(runs.RunContext("", self._state.run_dir or Path()))

@@ -1,0 +1,22 @@
+"""Shared pieces: tiny configs for every algorithm, toy environments, and a comparison that reaches every tensor."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MUJOCO_GL", "egl")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """``tiny("sac", total_timesteps=..., learning_rate=...)``: a TrainConfig that trains in a second."""
+    from toys import tiny_config
+
+    return lambda algo, **changes: tiny_config(algo, tmp_path, **changes)

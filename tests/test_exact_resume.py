@@ -1,0 +1,233 @@
+"""A run stopped anywhere and resumed ends, tensor for tensor, as if it had never stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from toys import SMOKE, Counter, assert_same
+
+from rl_training import Callback
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import newest_checkpoint
+from rl_training.runtime.workflows import resume_training
+
+DISCRETE = ("CartPole-v1", "LunarLander-v3", "ALE/Breakout-v5")
+CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
+CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
+CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
+ATARI = {"max_episode_steps": 60, "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}}}
+
+
+class StopAt(Callback):
+    def __init__(self, *steps: int) -> None:
+        self.steps = list(steps)
+
+    def on_update_end(self, trainer, result):
+        if self.steps and trainer.global_step >= self.steps[0]:
+            self.steps.pop(0)
+            trainer.request_stop("a test")
+
+
+def same_end(a, b) -> None:
+    for part in ("algorithm_state", "buffer_state", "trainer_state"):
+        assert_same(getattr(a, part), getattr(b, part), part)
+
+
+def settings(algo: str, env_id: str) -> dict:
+    changes: dict = {"env_id": env_id}
+    if env_id.startswith("ALE/"):
+        changes |= {"env_kwargs": ATARI, "hidden_sizes": [16]}
+    if env_id == "LunarLander-v3" and algo == "sac":
+        changes["env_kwargs"] = {"continuous": True}
+    return changes
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("algo", "env_id"), CASES)
+def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
+    total = 192 * num_envs
+    config = tiny(algo, total_timesteps=total, num_envs=num_envs, **settings(algo, env_id))
+    spec = get_algorithm_spec(algo)
+    straight = spec.train(config, run_suffix="straight")
+    other = config.replace(algo_kwargs={**config.algo_kwargs, "eval_interval": 50}, log_interval=7)
+    first = spec.train(other, run_suffix="stopped", callbacks=[StopAt(total // 4 + 5)])
+    assert total > first.metrics["global_step"] > 0
+    second = resume_training(first.run_dir, callbacks=[StopAt(total // 2 + 17)])
+    assert total > second.metrics["global_step"] > first.metrics["global_step"]
+    last = resume_training(second.checkpoint_path)
+    assert last.run_dir == first.run_dir and last.metrics["global_step"] == straight.metrics["global_step"]
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
+    assert last.metrics["eval_return_mean"] == straight.metrics["eval_return_mean"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes"),
+    [
+        ("ppo", {"env_id": "Pendulum-v1", "normalize_observations": True, "normalize_rewards": True, "learning_rate_schedule": "linear"}),
+        ("ppo", {"clip_coef_schedule": {"type": "linear", "start": 0.3, "end": 0.1}, "target_kl": 0.01, "warmup_steps": 40}),
+        ("sac", {"normalize_observations": True, "alpha": 0.1, "gradient_updates_per_step": 3}),
+        ("dqn", {"normalize_observations": True, "double": False, "train_frequency": 3, "num_envs": 2, "buffer_capacity": 50}),
+    ],
+)
+def test_options_with_state_of_their_own_resume_exactly(tiny, algo, changes):
+    config = tiny(algo, total_timesteps=200, **changes)
+    spec = get_algorithm_spec(algo)
+    straight = spec.train(config, run_suffix="straight")
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(77)])
+    resumed = resume_training(stopped.run_dir)
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
+
+
+def test_a_larger_total_continues_from_the_same_state(tiny):
+    spec = get_algorithm_spec("dqn")
+    long = spec.train(tiny("dqn", total_timesteps=200, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="long")
+    short = spec.train(tiny("dqn", total_timesteps=100, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="short")
+    longer = resume_training(short.checkpoint_path, total_timesteps=200)
+    a, b = load_checkpoint(long.checkpoint_path), load_checkpoint(longer.checkpoint_path)
+    assert_same(a.algorithm_state, b.algorithm_state)
+
+
+def test_early_stopping_remembers_its_patience(tiny):
+    early = {"patience": 3, "min_delta": 1e9}
+    config = tiny("ppo", total_timesteps=640, eval_interval=64, early_stopping=early)
+    spec = get_algorithm_spec("ppo")
+    straight = spec.train(config, run_suffix="straight")
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(96)])
+    resumed = resume_training(stopped.run_dir)
+    assert straight.metrics["global_step"] < 640
+    assert resumed.metrics["global_step"] == straight.metrics["global_step"]
+
+
+class Unseeded(Counter):
+    """Starts somewhere else every time, whatever the seed."""
+
+    world = 0
+
+    def reset(self, *, seed=None, options=None):
+        Unseeded.world += 1
+        self.start = Unseeded.world
+        return super().reset(seed=seed, options=options)
+
+    def _obs(self):
+        return np.array([self.t + 100 * self.start], np.float32)
+
+
+def test_an_environment_that_cannot_be_rebuilt_is_named_and_goes_on(tiny):
+    spec = get_algorithm_spec("dqn")
+    stopped = spec.train(tiny("dqn", total_timesteps=100), env=lambda: Unseeded(limit=50), callbacks=[StopAt(40)])
+    with pytest.warns(UserWarning, match="cannot be rebuilt from its seed and actions"):
+        result = resume_training(stopped.run_dir, env=lambda: Unseeded(limit=50))
+    assert result.metrics["global_step"] == 100
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import conftest
+from toys import tiny_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.workflows import resume_training
+folder = Path(sys.argv[1])
+runs = list(folder.glob("*__killed"))
+if runs and any(runs[0].glob("checkpoints/step_*")):
+    resume_training(runs[0])
+else:
+    import shutil
+    for run in runs: shutil.rmtree(run)
+    config = tiny_config({algo!r}, folder, total_timesteps={total}, checkpoint_interval=64, {extra})
+    get_algorithm_spec({algo!r}).train(config, run_suffix="killed")
+print("done")
+"""
+
+
+def program(algo: str, total: int, extra: str = "") -> str:
+    return PROGRAM.format(tests=os.path.dirname(__file__), algo=algo, total=total, extra=extra)
+
+
+def start(folder, code) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_checkpoint(folder, process, after: int) -> None:
+    """Until the run has saved a checkpoint beyond ``after`` or ended."""
+    while process.poll() is None:
+        saved = [int(p.name[5:15]) for p in folder.glob("*__killed/checkpoints/step_??????????.ckpt")]
+        if saved and max(saved) > after:
+            return
+        time.sleep(0.002)
+
+
+def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
+    """kill -9 in the middle of whatever it does, saving included: every 64 steps here."""
+    total = 6_000
+    straight = get_algorithm_spec("dqn").train(tiny("dqn", total_timesteps=total, checkpoint_interval=64), run_suffix="straight")
+    rng, kills, reached = random.Random(0), 0, 0
+    while True:
+        process = start(tmp_path, program("dqn", total))
+        if kills < 10:
+            wait_for_checkpoint(tmp_path, process, reached)
+            time.sleep(rng.uniform(0, 0.08))
+            if process.poll() is None:
+                process.kill()
+                kills += 1
+        out, err = process.communicate(timeout=120)
+        saved = [int(p.name[5:15]) for p in tmp_path.glob("*__killed/checkpoints/step_??????????.ckpt")]
+        reached = max(saved, default=0)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, err
+    assert kills == 10
+    run = next(tmp_path.glob("*__killed"))
+    path, state, problems = newest_checkpoint(run)
+    assert not problems and not list(run.glob("checkpoints/.*"))
+    same_end(load_checkpoint(straight.checkpoint_path), state)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_run_goes_on_from_there(tiny, tmp_path, number):
+    total = 6_000
+    straight = get_algorithm_spec("dqn").train(tiny("dqn", total_timesteps=total), run_suffix="straight")
+    process = start(tmp_path, program("dqn", total))
+    wait_for_checkpoint(tmp_path, process, 0)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    run = next(tmp_path.glob("*__killed"))
+    _, stopped, _ = newest_checkpoint(run)
+    assert 0 < stopped.trainer_state["step"] < total
+    result = resume_training(run)
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(result.checkpoint_path))
+
+
+def test_metrics_after_the_checkpoint_are_written_again_not_twice(tiny):
+    import json
+
+    spec = get_algorithm_spec("ppo")
+    straight = spec.train(tiny("ppo", total_timesteps=256, log_interval=32), run_suffix="straight")
+    stopped = spec.train(tiny("ppo", total_timesteps=256, log_interval=32), run_suffix="stopped", callbacks=[StopAt(100)])
+    with open(stopped.run_dir / "metrics.jsonl", "a") as file:  # what a killed run may leave behind
+        file.write(json.dumps({"step": 200, "loss": 1.0}) + "\n" + '{"step": 2')
+    resume_training(stopped.run_dir)
+
+    def rows(result):
+        lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k != "time"} for line in lines if "loss" in line]
+
+    assert rows(stopped) == rows(straight)
+
+
+def test_every_algorithm_is_covered():
+    from rl_training.experiment.registry import ALGORITHMS
+
+    assert {algo for algo, _ in CASES} == set(ALGORITHMS) == set(SMOKE)
+    assert all(env.startswith("ALE/") or gym.spec(env) for _, env in CASES)

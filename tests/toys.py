@@ -1,0 +1,96 @@
+"""Small environments with known answers, and tiny configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from rl_training import TrainConfig
+
+OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
+SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("CartPole-v1", {"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]}),
+    "dqn": ("CartPole-v1", {**OFF_POLICY, "hidden_sizes": [16], "target_update_interval": 10}),
+    "sac": ("Pendulum-v1", {**OFF_POLICY, "hidden_sizes": [16, 16], "initial_random_steps": 20}),
+}
+
+
+def tiny_config(algo: str, folder: Path, **changes: Any) -> TrainConfig:
+    """Fields of TrainConfig by name; anything else is an option of the algorithm."""
+    env_id, options = SMOKE[algo]
+    fields = {k: v for k, v in changes.items() if k in TrainConfig.model_fields}
+    options = {**options, **{k: v for k, v in changes.items() if k not in fields}, **fields.pop("algo_kwargs", {})}
+    base = {"algo": algo, "env_id": env_id, "seed": 3, "total_timesteps": 128, "output_dir": folder, "eval_episodes": 1, "threads": 1}
+    return TrainConfig(**{**base, "progress": "off", **fields, "algo_kwargs": options})
+
+
+class Counter(gym.Env):
+    """Observes t; truncates (or terminates) after ``limit`` steps; pays 1."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, limit: int = 3, terminate: bool = False, actions: gym.Space | None = None) -> None:
+        self.limit, self.terminate, self.t = limit, terminate, 0
+        self.action_space = actions if actions is not None else gym.spaces.Discrete(2)
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.t], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.t += 1
+        over = self.t >= self.limit
+        return self._obs(), 1.0, over and self.terminate, over and not self.terminate, {}
+
+
+class OneState(Counter):
+    """The same observation for ever: only bootstrapping tells a cut from an end."""
+
+    def _obs(self) -> np.ndarray:
+        return np.ones(1, np.float32)
+
+
+class Broken(Counter):
+    """Fails in a chosen way at its ``at``-th step."""
+
+    def __init__(self, how: str, at: int = 50, **kwargs: Any) -> None:
+        super().__init__(limit=10, **kwargs)
+        self.how, self.at, self.count = how, at, 0
+
+    def step(self, action):
+        self.count += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.count >= self.at:
+            if self.how == "raises":
+                raise KeyError("the simulator lost a wheel")
+            if self.how == "nan observation":
+                obs = np.full(1, np.nan, np.float32)
+            if self.how == "nan reward":
+                reward = float("nan")
+        return obs, reward, terminated, truncated, info
+
+
+def assert_same(a: Any, b: Any, path: str = "state") -> None:
+    """Equal to the last bit, tensor for tensor, and of the same structure."""
+    if isinstance(a, dict):
+        assert isinstance(b, dict) and a.keys() == b.keys(), f"{path}: {sorted(a)} against {sorted(b)}"
+        for key in a:
+            assert_same(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, torch.Tensor):
+        assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape, path
+        assert torch.equal(a, b), f"{path} differs by up to {(a.double() - b.double()).abs().max().item()}"
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_same(x, y, f"{path}[{i}]")
+    else:
+        assert a == b, f"{path}: {a} against {b}"
