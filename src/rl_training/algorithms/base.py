@@ -93,7 +93,12 @@ class Learner(Stateful):
         """From now on, updates run as one compiled graph."""
         self._run = Compiled(self._learn)
 
-    _run: Any = None
+    _run: Compiled | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether updates run as a compiled graph; False too if that was tried and failed."""
+        return self._run is not None and self._run.failed is None
 
     def learn(self, batch: Tensors) -> Tensors:
         """``_learn``, eager or compiled."""

@@ -17,6 +17,7 @@ from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, Updat
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend, flatten
 from rl_training.models.host import host_forward
+from rl_training.models.mlp_q_network import MLPQNetwork
 
 
 def td_target(batch: Tensors, next_values: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
@@ -63,7 +64,7 @@ class DQN(Learner):
         self._target_flat = flatten(self.target_network.parameters())
         self._gamma = torch.tensor(gamma, device=self._target_flat.device)
         self._target_update_interval, self._double, self._epsilon = target_update_interval, double_q, 0.0
-        self._forward = host_forward(getattr(q_network, "body", q_network))
+        self._forward = host_forward(q_network.body if type(q_network) is MLPQNetwork else q_network)
 
     def act(
         self,

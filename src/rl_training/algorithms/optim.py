@@ -6,6 +6,8 @@ its step is a single kernel, and an update is a pure function of tensors that ru
 
 from __future__ import annotations
 
+import itertools
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -99,10 +101,13 @@ def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
 LEAN = {"cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False}  # the batch's layout is checked before the call
 
 
+_SERIAL = itertools.count()
+
+
 class Compiled:
     """``function(batch) -> tensors`` as one graph with its guards off, for batches like the first one; eager for any other.
 
-    Guards off is safe because each learner compiles a function object of its own, the batch's layout is compared here before
+    Guards off is safe because each learner compiles a code object of its own, the batch's layout is compared here before
     every call, and whatever may change during training (rates, coefficients, temperature) is a tensor: a Python number would
     be frozen into the graph.
     """
@@ -126,8 +131,12 @@ class Compiled:
     def _first(self, batch: Tensors, layout: tuple) -> Tensors:
         names, function = list(batch), self._eager
 
-        def own(*tensors: torch.Tensor) -> Tensors:  # a fresh function object: two learners never share a graph
+        def update(*tensors: torch.Tensor) -> Tensors:
             return function(dict(zip(names, tensors)))
+
+        # Graphs are cached by code object, and without guards nothing else tells two learners apart: a code object each.
+        unique = update.__code__.replace(co_name=f"update_{next(_SERIAL)}")
+        own = types.FunctionType(unique, update.__globals__, unique.co_name, None, update.__closure__)
 
         def no_guards(guards: list) -> list[bool]:
             return [False for _ in guards]

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
                 raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
             tree["buffer_state"] = inner["buffer_state"]
     return CheckpointState(**tree)
+
+
+@contextlib.contextmanager
+def fitting() -> Iterator[None]:
+    """Turns the errors of loading a state into something of another shape into one that says so."""
+    try:
+        yield
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error.args[0] if error.args else error).split())
+        raise CheckpointError(f"the checkpoint does not fit (another network, algorithm or environment?): {reason}") from error
 
 
 def buffers_path(path: Path) -> Path:

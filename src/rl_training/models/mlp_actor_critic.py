@@ -75,7 +75,7 @@ class MLPActorCritic(nn.Module):
 
     def host(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """``forward`` on arrays, for acting."""
-        if numpy_layers(self.trunk) is None:
+        if numpy_layers(self.trunk) is None or type(self).forward is not MLPActorCritic.forward:
             return torch_forward(self, device_of(self))
         trunk, policy_head, value_head = map(host_forward, (self.trunk, self.policy_head, self.value_head))
         log_std = None if self.log_std is None else self.log_std.detach().numpy()

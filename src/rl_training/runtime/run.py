@@ -20,7 +20,7 @@ from rl_training.algorithms.optim import Tensors, first_nonfinite
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment import runs
-from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, fitting, save_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EventFile, MetricsFile, Progress, short
 from rl_training.experiment.runs import RunContext
@@ -294,15 +294,17 @@ class Run(Stateful):
     # ---- saving and stopping
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
+        engine = {**self.engine.state_dict(), "compile": self._state.algorithm.compiled}
+        return {**super().state_dict(), "engine": engine}
 
     def _restore(self, loop: Any, state: CheckpointState) -> None:
         if state.buffer_state is None:
             raise TrainingFailure("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
-        loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
         trainer = {name: value for name, value in state.trainer_state.items() if name != "engine"}
+        with fitting():
+            loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
+            self.load_state_dict(trainer)  # last: it holds torch's random state
         self._best_eval = state.metadata.get("best_eval")
-        self.load_state_dict(trainer)  # last: it holds torch's random state
 
     def checkpoint_state(self, loop: Any) -> CheckpointState:
         parts = loop.state_dict()

@@ -14,7 +14,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
 from rl_training.envs.spaces import Spaces
-from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.checkpointing import CheckpointState, fitting
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
@@ -123,7 +123,8 @@ class AlgorithmSpec:
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
         agent = self.build(self.options(config), plan)
-        agent.load_state_dict(checkpoint_state.algorithm_state)
+        with fitting():
+            agent.load_state_dict(checkpoint_state.algorithm_state)
         agent.set_eval_mode()
         return agent, plan.spaces
 

@@ -1,0 +1,214 @@
+"""What is true of every registered algorithm."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import SMOKE, assert_same
+
+import rl_training
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.spaces import Spaces
+from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
+from rl_training.experiment.config import ConfigError
+from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
+from rl_training.experiment.yaml_config import presets, read_config
+from rl_training.runtime.spec import Blueprint
+
+ROOT = Path(__file__).parents[1]
+everyone = pytest.mark.parametrize("algo", ALGORITHMS)
+
+
+def build(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    config = tiny(algo)
+    spaces = Spaces.of(EnvFactory(config.env_id, {}).make(training=False))
+    torch.manual_seed(0)
+    return spec.build(spec.options(config), Blueprint(spaces, torch.device("cpu"))), spaces
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One short run per algorithm, made once."""
+    from toys import tiny_config
+
+    runs = {}
+
+    def run(algo):
+        if algo not in runs:
+            config = tiny_config(algo, tmp_path_factory.mktemp(algo))
+            runs[algo] = get_algorithm_spec(algo).train(config)
+        return runs[algo]
+
+    return run
+
+
+@everyone
+def test_builds_from_its_defaults(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    config = tiny(algo).replace(algo_kwargs={})
+    spaces = Spaces.of(EnvFactory(config.env_id, {}).make(training=False))
+    assert spec.build(spec.options(config), Blueprint(spaces, torch.device("cpu"))).optimizers()
+
+
+@everyone
+def test_acting_has_the_right_shape_type_and_bounds(algo, tiny):
+    agent, spaces = build(algo, tiny)
+    obs = np.random.default_rng(0).standard_normal((5, *spaces.obs_shape)).astype(np.float32)
+    for deterministic in (True, False):
+        actions = agent.act(obs, deterministic=deterministic, rng=np.random.default_rng(1)).actions
+        assert actions.shape == (5, *spaces.action_shape) and actions.dtype == spaces.action_dtype
+    again = agent.act(obs, deterministic=True, rng=np.random.default_rng(7)).actions
+    assert np.array_equal(agent.act(obs, deterministic=True).actions, again)
+    assert np.array_equal(
+        agent.act(obs, rng=np.random.default_rng(2)).actions, agent.act(obs, rng=np.random.default_rng(2)).actions
+    )
+
+
+@everyone
+def test_training_returns_finite_metrics_under_stable_names_and_changes_parameters(algo, tiny, trained):
+    result = trained(algo)
+    assert {"global_step", "gradient_steps", "eval_return_mean", "update_count", "epoch", "learning_rate", "lr_scale"} <= set(result.metrics)
+    assert all(math.isfinite(v) for k, v in result.metrics.items() if k != "explained_variance")
+    assert result.metrics["gradient_steps"] > 0
+    fresh, _ = build(algo, tiny)
+    saved = load_checkpoint(result.checkpoint_path).algorithm_state
+    with pytest.raises(AssertionError):
+        assert_same(fresh.state_dict(), saved)
+
+
+@everyone
+def test_every_declared_option_is_read(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    config = tiny(algo, total_timesteps=96)
+    seen = set()
+
+    class Watched(spec.config):
+        def __getattribute__(self, name):
+            seen.add(name)
+            return super().__getattribute__(name)
+
+    object.__setattr__(spec, "config", Watched)
+    try:
+        spec.train(config)
+    finally:
+        object.__setattr__(spec, "config", Watched.__mro__[1])
+    declared = set(spec.config.model_fields) - {"early_stopping"}  # read from the config by its callback
+    assert declared <= seen, f"nobody reads {sorted(declared - seen)}"
+
+
+@everyone
+def test_state_survives_a_file_that_cannot_run_code(algo, trained, tmp_path):
+    state = load_checkpoint(trained(algo).checkpoint_path)
+    again = load_checkpoint(save_checkpoint(tmp_path / "copy.ckpt", state))
+    for part in ("algorithm_state", "buffer_state", "trainer_state", "config"):
+        assert_same(getattr(state, part), getattr(again, part), part)
+
+
+@everyone
+def test_no_two_tensors_of_the_learner_are_the_same_memory(algo, tiny):
+    agent, _ = build(algo, tiny)
+    spans = []
+
+    def walk(state):
+        for value in state.values():
+            if isinstance(value, dict):
+                walk(value)
+            elif isinstance(value, torch.Tensor) and value.numel():
+                spans.append((value.data_ptr(), value.data_ptr() + value.numel() * value.element_size()))
+
+    walk(agent.state_dict())
+    spans.sort()
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+
+
+@everyone
+def test_mistakes_are_named(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    with pytest.raises(ConfigError, match=rf"algo_kwargs.learning_rat: unknown option of {algo}; did you mean 'learning_rate'\?"):
+        spec.options(tiny(algo, learning_rat=1.0))
+    with pytest.raises(ConfigError, match="algo_kwargs.learning_rate: should be greater than 0, got -1.0"):
+        spec.options(tiny(algo, learning_rate=-1.0))
+    with pytest.raises(ConfigError, match="algo_kwargs.learning_rate: should be a valid number, got 'fast'"):
+        spec.options(tiny(algo, learning_rate="fast"))
+
+
+@everyone
+def test_the_wrong_space_is_refused_with_both_sides_named(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    wrong = {"discrete": "Pendulum-v1", "box": "CartPole-v1"}
+    allowed = set(spec.actions)
+    for kind, env_id in wrong.items():
+        if kind in allowed and {"discrete", "box"} <= allowed:
+            continue
+        if kind in allowed:
+            with pytest.raises(ValueError, match=rf"{algo} needs .* actions; {env_id} has vector"):
+                spec.train(tiny(algo, env_id=env_id))
+
+
+@everyone
+def test_public_names_agree(algo):
+    entry = ALGORITHMS[algo]
+    managed = getattr(rl_training, entry.public)
+    assert managed is getattr(rl_training.api, entry.public) is getattr(import_module("rl_training.algorithms"), entry.public)
+    learner = getattr(import_module("rl_training.algorithms"), f"{entry.public}Algorithm")
+    assert learner is getattr(import_module(f"rl_training.algorithms.{algo}"), entry.public)
+    assert learner.__name__ == entry.public
+    trainer = import_module(f"rl_training.runtime.{entry.trainer}")
+    assert getattr(trainer, f"train_{algo}") == get_algorithm_spec(algo).train
+
+
+@everyone
+def test_files_agree_with_the_registry(algo):
+    assert any(p.startswith(f"configs/{algo}/") for p in presets())
+    assert list((ROOT / "examples").glob(f"{algo}_*_reference.py"))
+    assert (ROOT / "docs" / f"{algo}.md").exists()
+    assert ALGORITHMS[algo].public in (ROOT / "docs" / "sourcebook.md").read_text()
+    assert ALGORITHMS[algo].public in (ROOT / "README.md").read_text()
+    assert (ROOT / "tests" / f"test_{algo}_update.py").exists()
+    assert algo in SMOKE
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_presets_are_valid_and_lie_in_the_folder_of_their_algorithm(preset):
+    config = read_config(preset)
+    assert config.algo == preset.split("/")[1]
+
+
+@everyone
+def test_compiled_updates_learn_the_same(algo, tiny):
+    """Eager and compiled differ in the last bits only."""
+    ends = {}
+    for compiled in (False, True):
+        result = get_algorithm_spec(algo).train(tiny(algo, total_timesteps=96, compile=compiled, eval_interval=0))
+        state = load_checkpoint(result.checkpoint_path)
+        assert state.trainer_state["engine"]["compile"] is compiled
+        ends[compiled] = state
+    assert ends[True].trainer_state["update_count"] == ends[False].trainer_state["update_count"]
+    a, b = (next(v for k, v in s.algorithm_state.items() if k in ("model", "q_network")) for s in (ends[False], ends[True]))
+    for name, tensor in a.items():
+        assert torch.allclose(tensor, b[name], atol=2e-3), name
+
+
+@everyone
+def test_metrics_read_lazily_are_what_they_were(algo, tiny):
+    """An update's numbers do not change when later updates happen."""
+    from rl_training import Callback
+
+    class Keep(Callback):
+        def __init__(self):
+            self.early, self.late = [], []
+
+        def on_update_end(self, trainer, result):
+            self.early.append(result.metrics)
+            self.late.append(dict(result.metrics) if len(self.late) % 2 else result.metrics)
+
+    keep = Keep()
+    get_algorithm_spec(algo).train(tiny(algo, total_timesteps=64), callbacks=[keep])
+    values = [dict(metrics) for metrics in keep.early]
+    assert len({tuple(v.values()) for v in values}) == len(values)  # all different: none was overwritten by a later one

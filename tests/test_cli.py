@@ -1,0 +1,192 @@
+"""The command line as a person and a script meet it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_training.cli import load_config, main
+from rl_training.experiment.config import ConfigError
+
+FAST = ["--set", "algo_kwargs.num_steps=32", "--set", "algo_kwargs.minibatch_size=32", "--set", "algo_kwargs.update_epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "128", "--output-dir", str(folder), *FAST]
+    assert main([*words, "--eval-episodes", "1", "--run-suffix", "cli"]) == 0
+    return folder / "ppo__CartPole-v1__seed0__cli"
+
+
+def says(capsys) -> tuple[str, str]:
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def test_train_says_where_everything_is(tmp_path, capsys):
+    words = ["train", "--config", "configs/ppo/cartpole.yaml", "--total-timesteps", "1e2", "--num-envs", "2", "--seed", "9"]
+    assert main([*words, "--output-dir", str(tmp_path), *FAST]) == 0
+    out, err = says(capsys)
+    assert "trained at step 128" in out and "rl-training eval" in out and "__seed9__" in out
+    assert "128/100" in err and "steps/s" in err  # not a terminal: tidy lines
+
+
+def test_train_as_json(tmp_path, capsys):
+    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "64", "--output-dir", str(tmp_path), "--json"]
+    assert main([*words, *FAST, "--set", "progress=off"]) == 0
+    out, err = says(capsys)
+    result = json.loads(out)
+    assert Path(result["checkpoint_path"]).exists() and result["metrics"]["global_step"] == 64 and err == ""
+
+
+def test_eval_resume_predict(run_dir, capsys):
+    assert main(["eval", str(run_dir), "--episodes", "2", "--json"]) == 0
+    assert json.loads(says(capsys)[0])["eval_episodes"] == 2
+    assert main(["eval", str(run_dir), "--episodes", "2"]) == 0
+    assert re.match(r"return [\d.]+ ± [\d.]+ over 2 episodes", says(capsys)[0])
+    assert main(["predict", str(run_dir), "--obs", "[0, 0, 0, 0]"]) == 0
+    assert says(capsys)[0].strip() in ("0", "1")
+    assert main(["predict", str(run_dir), "--obs", "[[0,0,0,0],[1,1,1,1]]", "--stochastic"]) == 0
+    assert len(json.loads(says(capsys)[0])) == 2
+    assert main(["resume", str(run_dir), "--total-timesteps", "192", "--json"]) == 0
+    assert json.loads(says(capsys)[0])["metrics"]["global_step"] == 192
+
+
+def test_predict_reads_standard_input(run_dir):
+    words = [sys.executable, "-m", "rl_training", "predict", str(run_dir), "--obs", "-"]
+    done = subprocess.run(words, input="[0,0,0,0]", capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() in ("0", "1")
+
+
+def test_list_show_schema_config(capsys):
+    assert main(["list"]) == 0
+    listing = says(capsys)[0]
+    assert all(name in listing for name in ("ppo", "dqn", "sac"))
+    assert main(["list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(says(capsys)[0])} >= {"ppo", "dqn", "sac"}
+    assert main(["show", "sac"]) == 0
+    out = says(capsys)[0]
+    assert "tau" in out and "0.005" in out and "how far target critics move" in out
+    assert main(["show", "sac", "--json"]) == 0
+    assert json.loads(says(capsys)[0])["tau"]["default"] == "0.005"
+    assert main(["schema", "ppo"]) == 0
+    schema = json.loads(says(capsys)[0])
+    assert schema["properties"]["algo_kwargs"]["properties"]["clip_coef"]["exclusiveMinimum"] == 0
+    assert schema["additionalProperties"] is False
+    assert main(["config", "--config", "configs/sac/pendulum.yaml", "--set", "algo_kwargs.tau=0.01", "--json"]) == 0
+    whole = json.loads(says(capsys)[0])
+    assert whole["algo_kwargs"]["tau"] == 0.01 and whole["algo_kwargs"]["gamma"] == 0.99 and whole["num_envs"] == 1
+
+
+def test_the_printed_config_is_a_config(tmp_path, capsys):
+    assert main(["config", "--config", "configs/dqn/cartpole.yaml"]) == 0
+    (tmp_path / "again.yaml").write_text(says(capsys)[0])
+    config = load_config(tmp_path / "again.yaml")
+    assert config.algo_kwargs["epsilon_schedule"] == {"type": "linear", "start": 1.0, "end": 0.04}
+
+
+def test_doctor_finds_a_healthy_machine(capsys):
+    assert main(["doctor"]) == 0
+    assert "a short run trained, saved and resumed" in says(capsys)[0]
+
+
+def test_every_flag_has_help():
+    import argparse
+
+    from rl_training.cli import _parser
+
+    parsers = next(a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    assert set(parsers) >= {"train", "eval", "resume", "predict", "list", "show", "config", "schema", "doctor"}
+    for name, parser in parsers.items():
+        assert all(action.help for action in parser._actions), name
+        assert {"--config", "--algo", "--env", "--seed", "--device", "--total-timesteps", "--output-dir", "--num-envs", "--set"} <= {
+            option for action in parser._actions for option in action.option_strings
+        } or name not in ("train", "config")
+
+
+MISTAKES = [
+    ([], "required"),
+    (["fly"], "invalid choice: 'fly'"),
+    (["train"], "give --config FILE, or --algo and --env"),
+    (["train", "--algo", "pp0", "--env", "CartPole-v1"], "unknown algorithm 'pp0'; did you mean 'ppo'?"),
+    (["train", "--algo", "ppo", "--env", "CartPol-v1"], "cannot make the environment 'CartPol-v1'"),
+    (["train", "--algo", "sac", "--env", "CartPole-v1"], "sac needs vector observations and Box actions; CartPole-v1 has vector (4,) and Discrete(2)"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "many"], "invalid number value: 'many'"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "0"], "total_timesteps: should be greater than or equal to 1"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--device", "gpu"], "device: must be auto, cpu"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--device", "cuda"], "torch sees no GPU"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "algo_kwargs.clip=1"], "algo_kwargs.clip: unknown option of ppo"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "nonsense"], "--set takes name=value"),
+    (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/dqn/cartpole.yaml"),
+    (["eval", "no/such/run"], "no checkpoint at no/such/run"),
+    (["resume", "no/such/run"], "no checkpoint at no/such/run"),
+    (["show", "ppoo"], "unknown algorithm 'ppoo'; did you mean 'ppo'?"),
+    (["schema", "x"], "unknown algorithm 'x'; known: dqn, ppo, sac"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_two(words, message, capsys, tmp_path, monkeypatch):
+    import torch
+
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = says(capsys)
+    assert message in err and err.count("\n") == 1 and "Traceback" not in err
+    assert out == "" and not list(tmp_path.rglob("*"))  # nothing was started
+
+
+def test_a_wrong_observation_is_named(run_dir, capsys):
+    assert main(["predict", str(run_dir), "--obs", "[1, 2]"]) == 2
+    assert "observations have shape (4,)" in says(capsys)[1]
+    assert main(["predict", str(run_dir), "--obs", "not json"]) == 2
+    assert "--obs must be a JSON array" in says(capsys)[1]
+
+
+YAML = """\
+algo: ppo
+env_id: CartPole-v1
+seed: 1
+
+algo_kwargs:
+  num_steps: 64
+  learning_rate: 3e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("seed: 1", "sed: 1", 3, "sed: unknown option; did you mean 'seed'?"),
+        ("seed: 1", "seed: one", 3, "seed: should be a valid integer, got 'one'"),
+        ("num_steps: 64", "num_step: 64", 6, "algo_kwargs.num_step: unknown option of ppo; did you mean 'num_steps'?"),
+        ("num_steps: 64", "num_steps: -4", 6, "algo_kwargs.num_steps: should be greater than or equal to 1, got -4"),
+        ("3e-4", "fast", 7, "algo_kwargs.learning_rate: should be a valid number, got 'fast'"),
+        ("num_steps: 64", "num_steps: 64\n  num_steps: 65", 7, "duplicate key"),
+        ("seed: 1", "seed: [1", 5, "not valid YAML"),
+    ],
+)
+def test_a_mistake_in_a_file_names_its_line(tmp_path, old, new, line, message):
+    path = tmp_path / "my.yaml"
+    path.write_text(YAML.replace(old, new))
+    with pytest.raises(ConfigError, match=re.escape(f"my.yaml:{line}: ")) as error:
+        load_config(path)
+    assert message in str(error.value)
+
+
+def test_scientific_notation_is_a_number(tmp_path):
+    (tmp_path / "my.yaml").write_text(YAML + "total_timesteps: 1e5\n")
+    config = load_config(tmp_path / "my.yaml")
+    assert config.total_timesteps == 100_000 and config.algo_kwargs["learning_rate"] == 3e-4
+
+
+def test_a_missing_name_is_required(tmp_path):
+    (tmp_path / "my.yaml").write_text("algo: ppo\n")
+    with pytest.raises(ConfigError, match="env_id: is required"):
+        load_config(tmp_path / "my.yaml")
