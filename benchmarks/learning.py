@@ -1,7 +1,7 @@
 """Learning results: trains packaged presets over several seeds and records the last checkpoint's returns, raw.
 
-    python benchmarks/learning.py                     every check below, recorded in benchmarks/results/learning/
-    python benchmarks/learning.py sac/pendulum --seeds 4 5 6 --set algo_kwargs.learning_rate=1e-3 --no-record
+python benchmarks/learning.py                     every check below, recorded in benchmarks/results/learning/
+python benchmarks/learning.py sac/pendulum --seeds 4 5 6 --set algo_kwargs.learning_rate=1e-3 --no-record
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def summarise(returns: list[float]) -> dict[str, float]:
     mean = statistics.fmean(returns)
     if len(returns) < 2:
         return {"mean": mean, "low": mean, "high": mean}
-    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(len(returns), 1.96)
+    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(
+        len(returns), 1.96
+    )
     half = t * statistics.stdev(returns) / math.sqrt(len(returns))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
@@ -83,11 +85,16 @@ def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, t
         for future in futures:
             runs.append(future.result())
             last = runs[-1]
-            print(f"  seed {last['seed']}: {last['return_mean']:.1f} ± {last['return_std']:.1f} in {last['seconds']:.0f} s", flush=True)
+            print(
+                f"  seed {last['seed']}: {last['return_mean']:.1f} ± {last['return_std']:.1f} in {last['seconds']:.0f} s",
+                flush=True,
+            )
     summary = summarise([run["return_mean"] for run in runs])
     threshold = CHECKS.get(preset, -math.inf)
     passed = summary["mean"] >= threshold
-    print(f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]; asked {threshold}: {'passed' if passed else 'NOT PASSED'}")
+    print(
+        f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]; asked {threshold}: {'passed' if passed else 'NOT PASSED'}"
+    )
     if record:
         config = read_config(f"configs/{preset}.yaml", overrides)
         RESULTS.mkdir(parents=True, exist_ok=True)

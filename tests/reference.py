@@ -8,7 +8,16 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def check_reference_script(name: str, folder: Path, total_timesteps: int) -> None:
-    words = ["--total-timesteps", str(total_timesteps), "--output-dir", str(folder), "--seed", "4", "--eval-episodes", "1"]
+    words = [
+        "--total-timesteps",
+        str(total_timesteps),
+        "--output-dir",
+        str(folder),
+        "--seed",
+        "4",
+        "--eval-episodes",
+        "1",
+    ]
     done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     values = dict(line.split("=", 1) for line in done.stdout.splitlines())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toys import SMOKE, assert_same
 
 import rl_training
 from rl_training.envs.factory import EnvFactory
@@ -19,6 +19,7 @@ from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.spec import Blueprint
+from toys import SMOKE, assert_same
 
 ROOT = Path(__file__).parents[1]
 everyone = pytest.mark.parametrize("algo", ALGORITHMS)
@@ -73,7 +74,15 @@ def test_acting_has_the_right_shape_type_and_bounds(algo, tiny):
 @everyone
 def test_training_returns_finite_metrics_under_stable_names_and_changes_parameters(algo, tiny, trained):
     result = trained(algo)
-    assert {"global_step", "gradient_steps", "eval_return_mean", "update_count", "epoch", "learning_rate", "lr_scale"} <= set(result.metrics)
+    assert {
+        "global_step",
+        "gradient_steps",
+        "eval_return_mean",
+        "update_count",
+        "epoch",
+        "learning_rate",
+        "lr_scale",
+    } <= set(result.metrics)
     assert all(math.isfinite(v) for k, v in result.metrics.items() if k != "explained_variance")
     assert result.metrics["gradient_steps"] > 0
     fresh, _ = build(algo, tiny)
@@ -124,17 +133,19 @@ def test_no_two_tensors_of_the_learner_are_the_same_memory(algo, tiny):
 
     walk(agent.state_dict())
     spans.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 @everyone
 def test_mistakes_are_named(algo, tiny):
     spec = get_algorithm_spec(algo)
-    with pytest.raises(ConfigError, match=rf"algo_kwargs.learning_rat: unknown option of {algo}; did you mean 'learning_rate'\?"):
+    with pytest.raises(
+        ConfigError, match=rf"algo_kwargs.learning_rat: unknown option of {algo}; did you mean 'learning_rate'\?"
+    ):
         spec.options(tiny(algo, learning_rat=1.0))
-    with pytest.raises(ConfigError, match="algo_kwargs.learning_rate: should be greater than 0, got -1.0"):
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.learning_rate: should be greater than 0, got -1\.0"):
         spec.options(tiny(algo, learning_rate=-1.0))
-    with pytest.raises(ConfigError, match="algo_kwargs.learning_rate: should be a valid number, got 'fast'"):
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.learning_rate: should be a valid number, got 'fast'"):
         spec.options(tiny(algo, learning_rate="fast"))
 
 
@@ -155,7 +166,11 @@ def test_the_wrong_space_is_refused_with_both_sides_named(algo, tiny):
 def test_public_names_agree(algo):
     entry = ALGORITHMS[algo]
     managed = getattr(rl_training, entry.public)
-    assert managed is getattr(rl_training.api, entry.public) is getattr(import_module("rl_training.algorithms"), entry.public)
+    assert (
+        managed
+        is getattr(rl_training.api, entry.public)
+        is getattr(import_module("rl_training.algorithms"), entry.public)
+    )
     learner = getattr(import_module("rl_training.algorithms"), f"{entry.public}Algorithm")
     assert learner is getattr(import_module(f"rl_training.algorithms.{algo}"), entry.public)
     assert learner.__name__ == entry.public
@@ -190,7 +205,9 @@ def test_compiled_updates_learn_the_same(algo, tiny):
         assert state.trainer_state["engine"]["compile"] is compiled
         ends[compiled] = state
     assert ends[True].trainer_state["update_count"] == ends[False].trainer_state["update_count"]
-    a, b = (next(v for k, v in s.algorithm_state.items() if k in ("model", "q_network")) for s in (ends[False], ends[True]))
+    a, b = (
+        next(v for k, v in s.algorithm_state.items() if k in ("model", "q_network")) for s in (ends[False], ends[True])
+    )
     for name, tensor in a.items():
         assert torch.allclose(tensor, b[name], atol=2e-3), name
 

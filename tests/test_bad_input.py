@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from toys import Broken, tiny_config
 
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
 from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.run import TrainingFailure
+from toys import Broken, tiny_config
 
 RUBBISH = [None, "lots", -1, -0.5, True, [], {}, [1, "x"], {"a": 1}, float("nan"), 1e400, "", "../..", 0]
 
@@ -59,8 +59,14 @@ def test_two_hundred_mutated_configs_give_a_message_or_a_valid_config(tmp_path):
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_failing_environment_names_the_step_and_keeps_the_last_checkpoint(tmp_path, algo, how):
     config = tiny_config(algo, tmp_path, total_timesteps=400, checkpoint_interval=32, eval_interval=0)
-    message = {"raises": "KeyError: .*lost a wheel", "nan observation": "observation is not finite", "nan reward": "reward nan"}[how]
-    with pytest.raises(TrainingFailure, match=rf"{message}.*step 99.*the last good checkpoint is .*step_0000000096.ckpt"):
+    message = {
+        "raises": "KeyError: .*lost a wheel",
+        "nan observation": "observation is not finite",
+        "nan reward": "reward nan",
+    }[how]
+    with pytest.raises(
+        TrainingFailure, match=rf"{message}.*step 99.*the last good checkpoint is .*step_0000000096.ckpt"
+    ):
         get_algorithm_spec(algo).train(config, run_suffix="x", env=lambda: Broken(how, at=100))
     run = next(tmp_path.iterdir())
     assert "Traceback" in (run / "error.txt").read_text()
@@ -79,7 +85,7 @@ def test_nan_losses_stop_the_run_and_are_never_saved_over_a_good_checkpoint(tiny
                     trainer.algorithm.q_network.body[0][0].weight.fill_(float("nan"))
 
     config = tiny("dqn", total_timesteps=400, checkpoint_interval=16, log_interval=1000, eval_interval=0)
-    with pytest.raises(TrainingFailure, match="not finite at step 64; the last good checkpoint is .*step_0000000048"):
+    with pytest.raises(TrainingFailure, match=r"not finite at step 64; the last good checkpoint is .*step_0000000048"):
         get_algorithm_spec("dqn").train(config, callbacks=[Poison()])
     often = tiny("dqn", total_timesteps=400, checkpoint_interval=1000, log_interval=1, eval_interval=0)
     with pytest.raises(TrainingFailure, match=r"loss is nan at step 6\d"):
@@ -107,7 +113,11 @@ def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path):
     """Files may not grow beyond 40 kB here, so a growing replay buffer stops fitting after a while."""
     code = FULL_DISK.format(tests=str(Path(__file__).parent), limit=40_000)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert "cannot save" in done.stdout and "File too large" in done.stdout and "the last good checkpoint is" in done.stdout, done.stderr
+    assert (
+        "cannot save" in done.stdout
+        and "File too large" in done.stdout
+        and "the last good checkpoint is" in done.stdout
+    ), done.stderr
     run = tmp_path / "dqn__CartPole-v1__seed3__full"
     path, state, problems = newest_checkpoint(run)
     assert not problems and state.trainer_state["step"] > 0 and str(path) in done.stdout

@@ -13,11 +13,18 @@ from rl_training.experiment.checkpointing import CheckpointError, CheckpointStat
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 
-STATE = {"w": torch.arange(6.0).reshape(2, 3), "n": 3, "deep": {"list": [1, None, "x", torch.tensor(True)]}, "empty": torch.zeros(0)}
+STATE = {
+    "w": torch.arange(6.0).reshape(2, 3),
+    "n": 3,
+    "deep": {"list": [1, None, "x", torch.tensor(True)]},
+    "empty": torch.zeros(0),
+}
 
 
 def state(buffers=None) -> CheckpointState:
-    return CheckpointState(STATE, {"rows": torch.zeros(3)} if buffers is None else buffers, {"step": 1}, {"algo": "ppo"}, {"note": "x"})
+    return CheckpointState(
+        STATE, {"rows": torch.zeros(3)} if buffers is None else buffers, {"step": 1}, {"algo": "ppo"}, {"note": "x"}
+    )
 
 
 def test_plain_data_and_tensors_survive(tmp_path):
@@ -47,7 +54,9 @@ class Bomb:
         return (os.system, ("touch exploded",))
 
 
-@pytest.mark.parametrize("write", [lambda p: p.write_bytes(pickle.dumps({"a": Bomb()})), lambda p: torch.save({"a": Bomb()}, p)])
+@pytest.mark.parametrize(
+    "write", [lambda p: p.write_bytes(pickle.dumps({"a": Bomb()})), lambda p: torch.save({"a": Bomb()}, p)]
+)
 def test_pickled_objects_are_refused_and_never_run(tmp_path, monkeypatch, write):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "bad.ckpt")
@@ -165,7 +174,9 @@ def test_a_torn_newest_checkpoint_gives_way_to_the_one_before(tiny):
 
     spec = get_algorithm_spec("ppo")
     whole = spec.train(tiny("ppo", total_timesteps=160, checkpoint_interval=32), run_suffix="whole")
-    stopped = spec.train(tiny("ppo", total_timesteps=160, checkpoint_interval=32), run_suffix="torn", callbacks=[Stop()])
+    stopped = spec.train(
+        tiny("ppo", total_timesteps=160, checkpoint_interval=32), run_suffix="torn", callbacks=[Stop()]
+    )
     data = stopped.checkpoint_path.read_bytes()
     stopped.checkpoint_path.write_bytes(data[: len(data) // 2])
     with pytest.warns(UserWarning, match="going back to step_0000000064.ckpt"):

@@ -11,13 +11,31 @@ import pytest
 from rl_training.cli import load_config, main
 from rl_training.experiment.config import ConfigError
 
-FAST = ["--set", "algo_kwargs.num_steps=32", "--set", "algo_kwargs.minibatch_size=32", "--set", "algo_kwargs.update_epochs=1"]
+FAST = [
+    "--set",
+    "algo_kwargs.num_steps=32",
+    "--set",
+    "algo_kwargs.minibatch_size=32",
+    "--set",
+    "algo_kwargs.update_epochs=1",
+]
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "128", "--output-dir", str(folder), *FAST]
+    words = [
+        "train",
+        "--algo",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--total-timesteps",
+        "128",
+        "--output-dir",
+        str(folder),
+        *FAST,
+    ]
     assert main([*words, "--eval-episodes", "1", "--run-suffix", "cli"]) == 0
     return folder / "ppo__CartPole-v1__seed0__cli"
 
@@ -28,7 +46,17 @@ def says(capsys) -> tuple[str, str]:
 
 
 def test_train_says_where_everything_is(tmp_path, capsys):
-    words = ["train", "--config", "configs/ppo/cartpole.yaml", "--total-timesteps", "1e2", "--num-envs", "2", "--seed", "9"]
+    words = [
+        "train",
+        "--config",
+        "configs/ppo/cartpole.yaml",
+        "--total-timesteps",
+        "1e2",
+        "--num-envs",
+        "2",
+        "--seed",
+        "9",
+    ]
     assert main([*words, "--output-dir", str(tmp_path), *FAST]) == 0
     out, err = says(capsys)
     assert "trained at step 128" in out and "rl-training eval" in out and "__seed9__" in out
@@ -36,7 +64,18 @@ def test_train_says_where_everything_is(tmp_path, capsys):
 
 
 def test_train_as_json(tmp_path, capsys):
-    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "64", "--output-dir", str(tmp_path), "--json"]
+    words = [
+        "train",
+        "--algo",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--total-timesteps",
+        "64",
+        "--output-dir",
+        str(tmp_path),
+        "--json",
+    ]
     assert main([*words, *FAST, "--set", "progress=off"]) == 0
     out, err = says(capsys)
     result = json.loads(out)
@@ -103,9 +142,20 @@ def test_every_flag_has_help():
     assert set(parsers) >= {"train", "eval", "resume", "predict", "list", "show", "config", "schema", "doctor"}
     for name, parser in parsers.items():
         assert all(action.help for action in parser._actions), name
-        assert {"--config", "--algo", "--env", "--seed", "--device", "--total-timesteps", "--output-dir", "--num-envs", "--set"} <= {
-            option for action in parser._actions for option in action.option_strings
-        } or name not in ("train", "config")
+        assert {
+            "--config",
+            "--algo",
+            "--env",
+            "--seed",
+            "--device",
+            "--total-timesteps",
+            "--output-dir",
+            "--num-envs",
+            "--set",
+        } <= {option for action in parser._actions for option in action.option_strings} or name not in (
+            "train",
+            "config",
+        )
 
 
 MISTAKES = [
@@ -114,12 +164,21 @@ MISTAKES = [
     (["train"], "give --config FILE, or --algo and --env"),
     (["train", "--algo", "pp0", "--env", "CartPole-v1"], "unknown algorithm 'pp0'; did you mean 'ppo'?"),
     (["train", "--algo", "ppo", "--env", "CartPol-v1"], "cannot make the environment 'CartPol-v1'"),
-    (["train", "--algo", "sac", "--env", "CartPole-v1"], "sac needs vector observations and Box actions; CartPole-v1 has vector (4,) and Discrete(2)"),
+    (
+        ["train", "--algo", "sac", "--env", "CartPole-v1"],
+        "sac needs vector observations and Box actions; CartPole-v1 has vector (4,) and Discrete(2)",
+    ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "many"], "invalid number value: 'many'"),
-    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "0"], "total_timesteps: should be greater than or equal to 1"),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timesteps", "0"],
+        "total_timesteps: should be greater than or equal to 1",
+    ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--device", "gpu"], "device: must be auto, cpu"),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--device", "cuda"], "torch sees no GPU"),
-    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "algo_kwargs.clip=1"], "algo_kwargs.clip: unknown option of ppo"),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "algo_kwargs.clip=1"],
+        "algo_kwargs.clip: unknown option of ppo",
+    ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "nonsense"], "--set takes name=value"),
     (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/dqn/cartpole.yaml"),
     (["eval", "no/such/run"], "no checkpoint at no/such/run"),

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from toys import Counter, OneState
 
 from rl_training.algorithms.dqn import DQN
 from rl_training.data import Mixed, ReplayBuffer
@@ -14,6 +13,7 @@ from rl_training.envs.wrappers import AreaResize, FrameStack, area_weights
 from rl_training.experiment.config import ConfigError
 from rl_training.runtime.collector import Collector
 from rl_training.state import Rng
+from toys import Counter, OneState
 
 
 def collect(env, steps, num_envs=1, env_kwargs=None):
@@ -21,7 +21,11 @@ def collect(env, steps, num_envs=1, env_kwargs=None):
     rows = []
     for _ in range(steps):
         step = collector.step(np.zeros((num_envs, *collector.spaces.action_shape), collector.spaces.action_dtype))
-        rows += list(zip(step.obs[:, 0].tolist(), step.next_obs[:, 0].tolist(), step.terminated.tolist(), step.truncated.tolist()))
+        rows += list(
+            zip(
+                step.obs[:, 0].tolist(), step.next_obs[:, 0].tolist(), step.terminated.tolist(), step.truncated.tolist()
+            )
+        )
     return rows, collector
 
 
@@ -61,7 +65,9 @@ def test_a_truncated_state_is_worth_what_follows_it():
     replay = ReplayBuffer(1000, (1,), (), action_dtype=np.int64)
     for _ in range(100):
         step = collector.step(np.zeros(1, np.int64))
-        replay.add(obs=step.obs, actions=np.zeros(1), rewards=step.rewards, next_obs=step.next_obs, dones=step.terminated)
+        replay.add(
+            obs=step.obs, actions=np.zeros(1), rewards=step.rewards, next_obs=step.next_obs, dones=step.terminated
+        )
     torch.manual_seed(0)
     agent = DQN(q_network=torch.nn.Linear(1, 1, bias=False), learning_rate=0.5, gamma=0.99, target_update_interval=1)
     for _ in range(3000):
@@ -138,14 +144,18 @@ def test_ppo_acts_in_every_action_space(tiny, actions):
 
 
 class DictCounter(Counter):
-    observation_space = gym.spaces.Dict({"t": gym.spaces.Box(-1, 99, (1,), np.float32), "phase": gym.spaces.Discrete(3)})
+    observation_space = gym.spaces.Dict(
+        {"t": gym.spaces.Box(-1, 99, (1,), np.float32), "phase": gym.spaces.Discrete(3)}
+    )
 
     def _obs(self):
         return {"t": np.array([self.t], np.float32), "phase": self.t % 3}
 
 
 class PictureAndVector(Counter):
-    observation_space = gym.spaces.Dict({"eye": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "x": gym.spaces.Box(-1, 1, (2,))})
+    observation_space = gym.spaces.Dict(
+        {"eye": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "x": gym.spaces.Box(-1, 1, (2,))}
+    )
 
 
 def test_dict_observations_are_flattened():
@@ -225,9 +235,15 @@ def test_training_and_evaluation_have_settings_of_their_own():
     ("env_kwargs", "message"),
     [
         ({"wrappers": {"pixel": {}}}, "env_kwargs.wrappers.pixel: unknown option of wrappers; did you mean 'pixels'"),
-        ({"wrappers": {"atari": {"frameskip": 3}}}, "env_kwargs.wrappers.atari.frameskip: unknown option.*'frame_skip'"),
+        (
+            {"wrappers": {"atari": {"frameskip": 3}}},
+            "env_kwargs.wrappers.atari.frameskip: unknown option.*'frame_skip'",
+        ),
         ({"max_episode_steps": 0}, "env_kwargs.max_episode_steps: should be greater than or equal to 1"),
-        ({"training": {"wrappers": {"reward": {"clip": -1}}}}, "env_kwargs.wrappers.reward.clip: should be greater than 0"),
+        (
+            {"training": {"wrappers": {"reward": {"clip": -1}}}},
+            "env_kwargs.wrappers.reward.clip: should be greater than 0",
+        ),
     ],
 )
 def test_mistakes_in_env_kwargs_are_named(env_kwargs, message):
@@ -274,7 +290,13 @@ def test_many_rows_wrap_around():
 def test_two_samples_do_not_share_memory_unless_asked():
     for reuse in (False, True):
         replay = ReplayBuffer(50, (1,), reuse=reuse)
-        replay.add(obs=np.arange(50.0)[:, None], actions=np.zeros(50), rewards=np.zeros(50), next_obs=np.zeros((50, 1)), dones=np.zeros(50))
+        replay.add(
+            obs=np.arange(50.0)[:, None],
+            actions=np.zeros(50),
+            rewards=np.zeros(50),
+            next_obs=np.zeros((50, 1)),
+            dones=np.zeros(50),
+        )
         first = replay.sample(8)["obs"]
         kept = first.clone()
         replay.sample(8)

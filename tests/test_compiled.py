@@ -8,12 +8,20 @@ from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, des
 from rl_training.algorithms.sac import SAC
 from rl_training.models import MLPSACModel
 
-pytestmark = pytest.mark.skipif(cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}")
+pytestmark = pytest.mark.skipif(
+    cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"
+)
 
 
 def make(gamma, compiled):
     torch.manual_seed(0)
-    agent = SAC(model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(16, 16)), learning_rate=1e-2, gamma=gamma, alpha="auto", tau=0.01)
+    agent = SAC(
+        model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(16, 16)),
+        learning_rate=1e-2,
+        gamma=gamma,
+        alpha="auto",
+        tau=0.01,
+    )
     if compiled:
         agent.use_compiled()
     return agent
@@ -42,9 +50,21 @@ def test_two_learners_in_one_process_keep_their_own_constants_and_equal_eager():
 def test_two_learners_of_different_shape_do_not_share_a_graph():
     small, large = make(0.9, True), make(0.9, True)
     torch.manual_seed(5)
-    large = SAC(model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(24,)), learning_rate=1e-2, gamma=0.9, alpha=0.2, tau=0.01)
+    large = SAC(
+        model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(24,)),
+        learning_rate=1e-2,
+        gamma=0.9,
+        alpha=0.2,
+        tau=0.01,
+    )
     torch.manual_seed(5)
-    eager = SAC(model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(24,)), learning_rate=1e-2, gamma=0.9, alpha=0.2, tau=0.01)
+    eager = SAC(
+        model=MLPSACModel(obs_dim=3, action_dim=2, hidden_sizes=(24,)),
+        learning_rate=1e-2,
+        gamma=0.9,
+        alpha=0.2,
+        tau=0.01,
+    )
     large.use_compiled()
     run(small)
     assert run(large) == pytest.approx(run(eager), rel=1e-3, abs=1e-4)
@@ -72,7 +92,9 @@ def test_a_changed_learning_rate_reaches_the_graph_and_other_shapes_run_eagerly(
 
 def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     def stubborn(tensors):
-        return {"x": tensors["x"].sum() if tensors["x"].sum() > 2 else tensors["x"]}  # branches on data: no graph can hold that
+        return {
+            "x": tensors["x"].sum() if tensors["x"].sum() > 2 else tensors["x"]
+        }  # branches on data: no graph can hold that
 
     function = Compiled(stubborn)
     with pytest.warns(UserWarning, match="updates run eagerly"):

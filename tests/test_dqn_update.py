@@ -28,7 +28,9 @@ def transition(reward=1.0, done=0.0, action=0):
 
 
 def make(online, target, double_q=False, **changes):
-    agent = DQN(q_network=Table(online), learning_rate=0.1, gamma=0.9, target_update_interval=1000, double_q=double_q, **changes)
+    agent = DQN(
+        q_network=Table(online), learning_rate=0.1, gamma=0.9, target_update_interval=1000, double_q=double_q, **changes
+    )
     agent.target_network.load_state_dict({"rows": torch.tensor(target, dtype=torch.float32)})
     return agent
 
@@ -56,7 +58,11 @@ def test_termination_kills_the_bootstrap():
 
 
 def test_the_loss_is_hubers_on_the_chosen_action():
-    batch = {"q_values": torch.tensor([[1.0, 9.0], [0.0, 4.0]]), "actions": torch.tensor([0, 1]), "target_q_values": torch.tensor([1.5, 1.0])}
+    batch = {
+        "q_values": torch.tensor([[1.0, 9.0], [0.0, 4.0]]),
+        "actions": torch.tensor([0, 1]),
+        "target_q_values": torch.tensor([1.5, 1.0]),
+    }
     terms = dqn_loss(batch)
     assert terms["loss"].item() == pytest.approx((0.5 * 0.5**2 + (3 - 0.5)) / 2)
     assert terms["td_errors"].tolist() == [0.5, -3.0]
@@ -64,7 +70,11 @@ def test_the_loss_is_hubers_on_the_chosen_action():
 
 
 def test_weights_scale_each_rows_loss():
-    batch = {"q_values": torch.zeros(2, 1), "actions": torch.tensor([0, 0]), "target_q_values": torch.tensor([1.0, 3.0])}
+    batch = {
+        "q_values": torch.zeros(2, 1),
+        "actions": torch.tensor([0, 0]),
+        "target_q_values": torch.tensor([1.0, 3.0]),
+    }
     assert dqn_loss({**batch, "weights": torch.tensor([2.0, 0.0])})["loss"].item() == pytest.approx(2 * 0.5 / 2)
 
 

@@ -12,19 +12,22 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
-from toys import SMOKE, Counter, assert_same
 
 from rl_training import Callback
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
 from rl_training.runtime.workflows import resume_training
+from toys import SMOKE, Counter, assert_same
 
 DISCRETE = ("CartPole-v1", "LunarLander-v3", "ALE/Breakout-v5")
 CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
 CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
-ATARI = {"max_episode_steps": 60, "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}}}
+ATARI = {
+    "max_episode_steps": 60,
+    "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}},
+}
 
 
 class StopAt(Callback):
@@ -72,10 +75,30 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
 @pytest.mark.parametrize(
     ("algo", "changes"),
     [
-        ("ppo", {"env_id": "Pendulum-v1", "normalize_observations": True, "normalize_rewards": True, "learning_rate_schedule": "linear"}),
-        ("ppo", {"clip_coef_schedule": {"type": "linear", "start": 0.3, "end": 0.1}, "target_kl": 0.01, "warmup_steps": 40}),
+        (
+            "ppo",
+            {
+                "env_id": "Pendulum-v1",
+                "normalize_observations": True,
+                "normalize_rewards": True,
+                "learning_rate_schedule": "linear",
+            },
+        ),
+        (
+            "ppo",
+            {"clip_coef_schedule": {"type": "linear", "start": 0.3, "end": 0.1}, "target_kl": 0.01, "warmup_steps": 40},
+        ),
         ("sac", {"normalize_observations": True, "alpha": 0.1, "gradient_updates_per_step": 3}),
-        ("dqn", {"normalize_observations": True, "double": False, "train_frequency": 3, "num_envs": 2, "buffer_capacity": 50}),
+        (
+            "dqn",
+            {
+                "normalize_observations": True,
+                "double": False,
+                "train_frequency": 3,
+                "num_envs": 2,
+                "buffer_capacity": 50,
+            },
+        ),
     ],
 )
 def test_options_with_state_of_their_own_resume_exactly(tiny, algo, changes):
@@ -89,8 +112,12 @@ def test_options_with_state_of_their_own_resume_exactly(tiny, algo, changes):
 
 def test_a_larger_total_continues_from_the_same_state(tiny):
     spec = get_algorithm_spec("dqn")
-    long = spec.train(tiny("dqn", total_timesteps=200, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="long")
-    short = spec.train(tiny("dqn", total_timesteps=100, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="short")
+    long = spec.train(
+        tiny("dqn", total_timesteps=200, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="long"
+    )
+    short = spec.train(
+        tiny("dqn", total_timesteps=100, epsilon_schedule={"type": "constant", "start": 0.1}), run_suffix="short"
+    )
     longer = resume_training(short.checkpoint_path, total_timesteps=200)
     a, b = load_checkpoint(long.checkpoint_path), load_checkpoint(longer.checkpoint_path)
     assert_same(a.algorithm_state, b.algorithm_state)
@@ -155,7 +182,9 @@ def program(algo: str, total: int, extra: str = "") -> str:
 
 
 def start(folder, code) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_checkpoint(folder, process, after: int) -> None:
@@ -170,7 +199,9 @@ def wait_for_checkpoint(folder, process, after: int) -> None:
 def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
     """kill -9 in the middle of whatever it does, saving included: every 64 steps here."""
     total = 6_000
-    straight = get_algorithm_spec("dqn").train(tiny("dqn", total_timesteps=total, checkpoint_interval=64), run_suffix="straight")
+    straight = get_algorithm_spec("dqn").train(
+        tiny("dqn", total_timesteps=total, checkpoint_interval=64), run_suffix="straight"
+    )
     rng, kills, reached = random.Random(0), 0, 0
     while True:
         process = start(tmp_path, program("dqn", total))
@@ -180,7 +211,7 @@ def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
             if process.poll() is None:
                 process.kill()
                 kills += 1
-        out, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=120)
         saved = [int(p.name[5:15]) for p in tmp_path.glob("*__killed/checkpoints/step_??????????.ckpt")]
         reached = max(saved, default=0)
         if process.returncode == 0:
@@ -188,7 +219,7 @@ def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
         assert process.returncode == -signal.SIGKILL, err
     assert kills == 10
     run = next(tmp_path.glob("*__killed"))
-    path, state, problems = newest_checkpoint(run)
+    _, state, problems = newest_checkpoint(run)
     assert not problems and not list(run.glob("checkpoints/.*"))
     same_end(load_checkpoint(straight.checkpoint_path), state)
 
@@ -200,7 +231,7 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(tiny, tmp_path, number):
     process = start(tmp_path, program("dqn", total))
     wait_for_checkpoint(tmp_path, process, 0)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     run = next(tmp_path.glob("*__killed"))
     _, stopped, _ = newest_checkpoint(run)
@@ -214,7 +245,9 @@ def test_metrics_after_the_checkpoint_are_written_again_not_twice(tiny):
 
     spec = get_algorithm_spec("ppo")
     straight = spec.train(tiny("ppo", total_timesteps=256, log_interval=32), run_suffix="straight")
-    stopped = spec.train(tiny("ppo", total_timesteps=256, log_interval=32), run_suffix="stopped", callbacks=[StopAt(100)])
+    stopped = spec.train(
+        tiny("ppo", total_timesteps=256, log_interval=32), run_suffix="stopped", callbacks=[StopAt(100)]
+    )
     with open(stopped.run_dir / "metrics.jsonl", "a") as file:  # what a killed run may leave behind
         file.write(json.dumps({"step": 200, "loss": 1.0}) + "\n" + '{"step": 2')
     resume_training(stopped.run_dir)

@@ -21,7 +21,11 @@ def test_setup_trains_and_resume_goes_on(tiny):
 
 def test_resume_into_another_directory(tiny, tmp_path):
     result = DefaultExperimentManager().setup(tiny("ppo", total_timesteps=64)).train()
-    other = DefaultExperimentManager().resume(result.checkpoint_path, total_timesteps=96, output_dir=tmp_path / "other").train()
+    other = (
+        DefaultExperimentManager()
+        .resume(result.checkpoint_path, total_timesteps=96, output_dir=tmp_path / "other")
+        .train()
+    )
     assert other.run_dir.parent == tmp_path / "other"
 
 
@@ -83,7 +87,9 @@ def test_the_newest_checkpoints_are_kept_and_buffers_of_two(tiny):
     finally:
         checkpointing.APART = apart
     context = open_run_context(result.run_dir)
-    assert [path.name for path in list_checkpoints(context)] == [f"step_{step:010d}.ckpt" for step in (280, 320, 360, 400)]
+    assert [path.name for path in list_checkpoints(context)] == [
+        f"step_{step:010d}.ckpt" for step in (280, 320, 360, 400)
+    ]
     buffers = sorted(path.name for path in context.checkpoints_dir.glob("*.buffers.ckpt"))
     assert buffers == ["step_0000000360.buffers.ckpt", "step_0000000400.buffers.ckpt"]
 

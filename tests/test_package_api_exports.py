@@ -25,7 +25,9 @@ def test_models_and_losses_are_importable_from_their_modules():
     assert all((dqn_loss, ppo_loss, sac_loss, MLPActorCritic, MLPQNetwork, MLPSACModel))
 
 
-@pytest.mark.parametrize("package", ["rl_training", "rl_training.api", "rl_training.algorithms", "rl_training.api.algorithms"])
+@pytest.mark.parametrize(
+    "package", ["rl_training", "rl_training.api", "rl_training.algorithms", "rl_training.api.algorithms"]
+)
 def test_unknown_names_are_attribute_errors(package):
     from importlib import import_module
 
@@ -35,7 +37,9 @@ def test_unknown_names_are_attribute_errors(package):
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, rl_training; print([m for m in ('torch', 'numpy', 'pydantic', 'gymnasium', 'rich') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["list"], ["train", "--help"]])

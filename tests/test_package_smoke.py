@@ -43,8 +43,24 @@ def imports(path: Path) -> set[str]:
 
 
 LAYERS = {  # a folder, and what it may not import
-    "models": ("gymnasium", "pathlib", "logging", "rl_training.algorithms", "rl_training.data", "rl_training.envs", "rl_training.runtime"),
-    "algorithms": ("gymnasium", "pathlib", "logging", "rl_training.data", "rl_training.envs", "rl_training.runtime", "rl_training.api"),
+    "models": (
+        "gymnasium",
+        "pathlib",
+        "logging",
+        "rl_training.algorithms",
+        "rl_training.data",
+        "rl_training.envs",
+        "rl_training.runtime",
+    ),
+    "algorithms": (
+        "gymnasium",
+        "pathlib",
+        "logging",
+        "rl_training.data",
+        "rl_training.envs",
+        "rl_training.runtime",
+        "rl_training.api",
+    ),
     "data": ("gymnasium", "rl_training.envs", "rl_training.runtime", "rl_training.api"),
     "envs": ("rl_training.algorithms", "rl_training.models", "rl_training.runtime", "rl_training.api"),
     "experiment": ("rl_training.algorithms", "rl_training.models", "rl_training.api"),

@@ -98,9 +98,16 @@ def rollout_batch(agent: PPO, rows: int = 16) -> dict[str, torch.Tensor]:
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((rows, 3)).astype(np.float32)
     acting = agent.act(obs, rng=rng)
-    values = {"obs": obs, "actions": acting.actions, "advantages": rng.standard_normal(rows), "returns": rng.standard_normal(rows)}
+    values = {
+        "obs": obs,
+        "actions": acting.actions,
+        "advantages": rng.standard_normal(rows),
+        "returns": rng.standard_normal(rows),
+    }
     values |= {"logprobs": acting.extras["logprobs"], "values": acting.extras["values"]}
-    return {k: torch.as_tensor(v, dtype=torch.int64 if v.dtype == np.int64 else torch.float32) for k, v in values.items()}
+    return {
+        k: torch.as_tensor(v, dtype=torch.int64 if v.dtype == np.int64 else torch.float32) for k, v in values.items()
+    }
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -136,7 +143,9 @@ def test_the_gradient_norm_is_clipped():
         policy = MLPActorCritic(obs_dim=3, action_dim=2, hidden_sizes=(8,))
         agent = PPO(policy=policy, learning_rate=1e-2, clip_coef=0.2, ent_coef=0.0, vf_coef=0.5, max_grad_norm=limit)
         agent.update(rollout_batch(agent), global_step=0)
-        steps[limit] = agent.optimizer.mean.norm().item() / 0.1  # the first moment after one step is a tenth of the gradient
+        steps[limit] = (
+            agent.optimizer.mean.norm().item() / 0.1
+        )  # the first moment after one step is a tenth of the gradient
     assert steps[None] > 1e-3
     assert steps[1e-3] == pytest.approx(1e-3, rel=1e-3)
 
@@ -242,7 +251,9 @@ def test_normalised_observations_are_clipped():
 def test_minibatches_hold_every_row_once():
     rollout = RolloutBuffer(4, 2, (1,))
     for t in range(4):
-        rollout.add(obs=np.array([[t], [10 + t]]), actions=0, logprobs=0, rewards=1, values=0, terminated=0, truncated=0)
+        rollout.add(
+            obs=np.array([[t], [10 + t]]), actions=0, logprobs=0, rewards=1, values=0, terminated=0, truncated=0
+        )
     rollout.compute_returns_and_advantages(np.zeros(2), 0.99, 0.95)
     rows = [row for minibatch in rollout.iter_minibatches(3, shuffle=True) for row in minibatch["obs"][:, 0].tolist()]
     assert sorted(rows) == [0, 1, 2, 3, 10, 11, 12, 13]

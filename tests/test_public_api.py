@@ -7,14 +7,21 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import Counter
 
 from rl_training import DQN, PPO, SAC, Callback, ManagedAlgorithm, TrainConfig
 from rl_training.experiment.checkpointing import CheckpointError
 from rl_training.experiment.config import ConfigError
 from rl_training.models import MLPQNetwork, MLPSACModel
+from toys import Counter
 
-QUICK = {"total_timesteps": 128, "num_steps": 32, "minibatch_size": 32, "update_epochs": 1, "eval_episodes": 1, "progress": "off"}
+QUICK = {
+    "total_timesteps": 128,
+    "num_steps": 32,
+    "minibatch_size": 32,
+    "update_epochs": 1,
+    "eval_episodes": 1,
+    "progress": "off",
+}
 
 
 @pytest.fixture

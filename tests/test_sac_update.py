@@ -18,7 +18,7 @@ from rl_training.models.mlp_sac import SampledActions
 @pytest.mark.parametrize("std", [0.05, 1.0, 3.0])
 def test_the_squashed_density_integrates_to_one(mean, std):
     noise = torch.linspace(-8, 8, 20_001, dtype=torch.float64)[:, None]
-    actions, logp = squash(torch.full_like(noise, mean), torch.full_like(noise, math.log(std)), noise)
+    _, logp = squash(torch.full_like(noise, mean), torch.full_like(noise, math.log(std)), noise)
     u = mean + std * noise[:, 0]
     log_da_du = 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
     density_in_u = (logp + log_da_du).exp()
@@ -26,7 +26,9 @@ def test_the_squashed_density_integrates_to_one(mean, std):
 
 
 def test_the_squashed_density_equals_torchs():
-    mean, log_std, noise = (torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    mean, log_std, noise = (
+        torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
     log_std = log_std * 0.3
     actions, logp = squash(mean, log_std, noise)
     truth = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform(cache_size=1)])
@@ -116,7 +118,9 @@ def test_actor_loss_leaves_critics_alone_and_critic_loss_the_actor():
     obs, noise = torch.randn(4, 2), torch.randn(4, 1)
     agent = SAC(model=model, learning_rate=1e-3, gamma=0.9, alpha=0.5, tau=0.005)
     sampled = model.sample_actions(obs, noise=noise)
-    actor = agent.actor_optimizer.gradient(actor_loss(sampled.logprobs, torch.stack(model.q_values(obs, sampled.actions)).amin(0), torch.tensor(0.5)))
+    actor = agent.actor_optimizer.gradient(
+        actor_loss(sampled.logprobs, torch.stack(model.q_values(obs, sampled.actions)).amin(0), torch.tensor(0.5))
+    )
     assert actor.abs().sum() > 0
     assert all(p.grad is None for p in model.critic_parameters())
     q = torch.stack(model.q_values(obs, sampled.actions.detach()))
@@ -137,7 +141,13 @@ def test_targets_are_in_no_optimizer_and_follow_by_tau():
 
 
 def test_update_metrics_have_stable_names():
-    agent = SAC(model=MLPSACModel(obs_dim=2, action_dim=1, hidden_sizes=(8,)), learning_rate=1e-3, gamma=0.9, alpha="auto", tau=0.005)
+    agent = SAC(
+        model=MLPSACModel(obs_dim=2, action_dim=1, hidden_sizes=(8,)),
+        learning_rate=1e-3,
+        gamma=0.9,
+        alpha="auto",
+        tau=0.005,
+    )
     metrics = agent.update(batch(rows=8), global_step=0).metrics
     assert set(metrics) >= {"critic_loss", "actor_loss", "target_q_mean", "entropy_term", "alpha"}
     assert all(math.isfinite(value) for value in metrics.values())

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, build_control_callbacks
 from rl_training.runtime.run import crossings
-from rl_training.runtime.schedules import ScheduleSpec, apply_learning_rate_scale, resolve_schedule_spec, resolve_schedule_value
+from rl_training.runtime.schedules import (
+    ScheduleSpec,
+    apply_learning_rate_scale,
+    resolve_schedule_spec,
+    resolve_schedule_value,
+)
 from rl_training.runtime.trainer import TrainerState
 
 
@@ -21,13 +26,21 @@ def test_linear_ends_at_the_last_step():
 
 
 def test_warm_up_rises_from_the_first_step():
-    assert [resolve_schedule_value("constant", step=s, total_steps=10, warmup_steps=4) for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [resolve_schedule_value("constant", step=s, total_steps=10, warmup_steps=4) for s in range(5)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+    ]
 
 
 def test_cosine_is_half_way_in_the_middle():
     payload = {"type": "cosine", "start": 3.0, "end": 1.0}
     assert resolve_schedule_value(payload, step=50, total_steps=101) == pytest.approx(2.0)
-    assert resolve_schedule_value(payload, step=25, total_steps=101) == pytest.approx(1 + 2 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert resolve_schedule_value(payload, step=25, total_steps=101) == pytest.approx(
+        1 + 2 * 0.5 * (1 + math.cos(math.pi / 4))
+    )
 
 
 def test_none_is_constant_and_names_are_checked():
@@ -88,7 +101,9 @@ def test_the_target_ends_at_once_but_not_before_min_steps():
 
 def test_an_unknown_metric_is_named():
     with pytest.raises(ValueError, match="'eval_reward' is not among"):
-        EarlyStoppingCallback(EarlyStoppingConfig(metric="eval_reward", patience=1)).on_eval_end(SimpleNamespace(), {"eval_return_mean": 1})
+        EarlyStoppingCallback(EarlyStoppingConfig(metric="eval_reward", patience=1)).on_eval_end(
+            SimpleNamespace(), {"eval_return_mean": 1}
+        )
 
 
 def test_controls_are_built_from_the_config():
@@ -102,5 +117,8 @@ def test_a_typo_in_early_stopping_is_named_where_it_stands():
     from rl_training.experiment.registry import get_algorithm_spec
 
     config = TrainConfig(algo="ppo", env_id="x", algo_kwargs={"early_stopping": {"patiense": 4, "patience": 1}})
-    with pytest.raises(ConfigError, match="algo_kwargs.early_stopping.patiense: unknown option of early_stopping; did you mean 'patience'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algo_kwargs\.early_stopping.patiense: unknown option of early_stopping; did you mean 'patience'",
+    ):
         get_algorithm_spec("ppo").options(config)

@@ -24,7 +24,15 @@ def tiny_config(algo: str, folder: Path, **changes: Any) -> TrainConfig:
     env_id, options = SMOKE[algo]
     fields = {k: v for k, v in changes.items() if k in TrainConfig.model_fields}
     options = {**options, **{k: v for k, v in changes.items() if k not in fields}, **fields.pop("algo_kwargs", {})}
-    base = {"algo": algo, "env_id": env_id, "seed": 3, "total_timesteps": 128, "output_dir": folder, "eval_episodes": 1, "threads": 1}
+    base = {
+        "algo": algo,
+        "env_id": env_id,
+        "seed": 3,
+        "total_timesteps": 128,
+        "output_dir": folder,
+        "eval_episodes": 1,
+        "threads": 1,
+    }
     return TrainConfig(**{**base, "progress": "off", **fields, "algo_kwargs": options})
 
 

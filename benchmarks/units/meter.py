@@ -32,5 +32,12 @@ class Meter:
 
     def report(self, unit: str, who: str) -> None:
         wall, cpu, work = (b - a for a, b in zip(self.start, self.end))
-        line = {"unit": unit, "who": who, "threads": THREADS, "per_cpu_second": work / cpu, "per_second": work / wall, "work": work}
+        line = {
+            "unit": unit,
+            "who": who,
+            "threads": THREADS,
+            "per_cpu_second": work / cpu,
+            "per_second": work / wall,
+            "work": work,
+        }
         print(json.dumps(line), flush=True)

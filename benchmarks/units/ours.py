@@ -30,7 +30,13 @@ if ppo:
     options = {"num_steps": steps, "minibatch_size": minibatch, "update_epochs": epochs}
 elif unit == "dqn_cartpole":
     algo, env, num_envs, warm = "dqn", "CartPole-v1", 1, 1500
-    options = {"buffer_capacity": 50_000, "learning_starts": 1000, "batch_size": 128, "target_update_interval": 500, "double": False}
+    options = {
+        "buffer_capacity": 50_000,
+        "learning_starts": 1000,
+        "batch_size": 128,
+        "target_update_interval": 500,
+        "double": False,
+    }
 else:
     algo, env, num_envs, warm = "sac", "Pendulum-v1" if unit == "sac_pendulum" else "HalfCheetah-v5", 1, 450
     options = {"buffer_capacity": 200_000, "learning_starts": 300, "initial_random_steps": 300, "batch_size": 256}

@@ -15,10 +15,13 @@ if "numpy" not in sys.modules:  # acting multiplies tiny matrices: BLAS threads 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import DQN, PPO, SAC, ManagedAlgorithm
-    from rl_training.cli import load_config
-    from rl_training.experiment.config import TrainConfig
-    from rl_training.runtime.callbacks import Callback
+    from rl_training.api.algorithms import DQN as DQN
+    from rl_training.api.algorithms import PPO as PPO
+    from rl_training.api.algorithms import SAC as SAC
+    from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
+    from rl_training.cli import load_config as load_config
+    from rl_training.experiment.config import TrainConfig as TrainConfig
+    from rl_training.runtime.callbacks import Callback as Callback
 
 __version__ = "0.1.0"
 
@@ -29,7 +32,7 @@ _HOMES = {
     "ManagedAlgorithm": "rl_training.api.algorithms",
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
 }
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

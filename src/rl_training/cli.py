@@ -61,14 +61,18 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _Usage(2, f"rl-training: error: {message} (see {self.prog} --help)")
 
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # type: ignore[override]
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise _Usage(status, message or "")
 
 
 def _parser() -> argparse.ArgumentParser:
     from rl_training import __version__
 
-    parser = _Parser(prog="rl-training", description="Train, evaluate, resume and inspect reinforcement-learning agents.", allow_abbrev=False)
+    parser = _Parser(
+        prog="rl-training",
+        description="Train, evaluate, resume and inspect reinforcement-learning agents.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"rl-training {__version__}", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -85,19 +89,25 @@ def _parser() -> argparse.ArgumentParser:
     resume = command("resume", _resume, "go on with a stopped run, exactly as if it had never stopped")
     resume.add_argument("path", help="a run directory or a checkpoint")
     resume.add_argument("--total-timesteps", type=_count, metavar="N", help="a new total (default: the run's own)")
-    resume.add_argument("--output-dir", metavar="DIR", help="go on in a new run directory in here (default: the same one)")
+    resume.add_argument(
+        "--output-dir", metavar="DIR", help="go on in a new run directory in here (default: the same one)"
+    )
     resume.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
     evaluate.add_argument("path", help="a run directory or a checkpoint")
-    evaluate.add_argument("--episodes", type=_count, metavar="N", help="how many episodes (default: the run's eval_episodes)")
+    evaluate.add_argument(
+        "--episodes", type=_count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
+    )
     evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
 
     predict = command("predict", _predict, "the action a trained agent takes for an observation")
     predict.add_argument("path", help="a run directory or a checkpoint")
-    predict.add_argument("--obs", required=True, metavar="JSON", help="one observation or a batch of them, or - for standard input")
+    predict.add_argument(
+        "--obs", required=True, metavar="JSON", help="one observation or a batch of them, or - for standard input"
+    )
     predict.add_argument("--stochastic", action="store_true", help="draw the action instead of taking the best one")
     predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
@@ -121,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
+    )
     parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
     parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
@@ -131,7 +143,11 @@ def _config_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-envs", type=_count, metavar="N", help="environments stepped together")
     parser.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable",
     )
 
 
@@ -168,7 +184,9 @@ def _train(args: argparse.Namespace) -> int:
     config = _resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
 
-    return _report(get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), config.total_timesteps, args.json)
+    return _report(
+        get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), config.total_timesteps, args.json
+    )
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -185,7 +203,11 @@ def _resume(args: argparse.Namespace) -> int:
 def _report(result: TrainResult, total: int, as_json: bool) -> int:
     metrics = result.metrics
     if as_json:
-        print(json.dumps({"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path), "metrics": metrics}))
+        print(
+            json.dumps(
+                {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path), "metrics": metrics}
+            )
+        )
         return 0
     step = int(metrics["global_step"])
     print(f"{'trained' if step >= total else 'stopped'} at step {step:,}: return {_score(metrics)}")
@@ -206,7 +228,9 @@ def _eval(args: argparse.Namespace) -> None:
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     metrics = evaluate_checkpoint(args.path, args.episodes, args.device)
-    print(json.dumps(metrics) if args.json else f"return {_score(metrics)}, mean length {metrics['eval_length_mean']:.0f}")
+    print(
+        json.dumps(metrics) if args.json else f"return {_score(metrics)}, mean length {metrics['eval_length_mean']:.0f}"
+    )
 
 
 def _predict(args: argparse.Namespace) -> None:

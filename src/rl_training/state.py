@@ -42,7 +42,7 @@ class Rng:
         self.generator = np.random.default_rng(np.random.SeedSequence((seed, zlib.crc32(name.encode()))))
 
     def state_dict(self) -> dict[str, Any]:
-        return self.generator.bit_generator.state
+        return dict(self.generator.bit_generator.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generator.bit_generator.state = state

@@ -12,7 +12,7 @@ from typing import Any
 from rl_training.experiment.registry import ALGORITHMS
 
 _MODULES = {entry.public: name for name, entry in ALGORITHMS.items()}
-__all__ = [*_MODULES, *(f"{public}Algorithm" for public in _MODULES)]  # noqa: PLE0604
+__all__ = [*_MODULES, *(f"{public}Algorithm" for public in _MODULES)]
 
 
 def __getattr__(name: str) -> Any:

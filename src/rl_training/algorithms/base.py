@@ -27,7 +27,8 @@ class Metrics(Mapping[str, float]):
         if self._values is None:
             tensors = {k: v for k, v in self._tensors.items() if isinstance(v, torch.Tensor)}
             read = torch.stack([t.detach().reshape(()).float() for t in tensors.values()]).tolist() if tensors else []
-            self._values = {**{k: v for k, v in self._tensors.items() if k not in tensors}, **dict(zip(tensors, read))}
+            plain = {k: float(v) for k, v in self._tensors.items() if k not in tensors}
+            self._values = {**plain, **dict(zip(tensors, read))}
         return self._values
 
     def __getitem__(self, name: str) -> float:

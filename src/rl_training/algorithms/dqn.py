@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
@@ -49,7 +48,7 @@ class DQN(Learner):
     def __init__(
         self,
         *,
-        q_network: nn.Module,
+        q_network: Any,
         learning_rate: float,
         gamma: float,
         target_update_interval: int,

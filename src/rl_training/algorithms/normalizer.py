@@ -25,6 +25,12 @@ class ObservationNormalizer(nn.Module):
     The statistics are buffers of the agent, so they are saved, loaded and applied wherever the agent goes.
     """
 
+    mean: torch.Tensor
+    inverse_std: torch.Tensor
+    square: torch.Tensor
+    exact_mean: torch.Tensor
+    count: torch.Tensor
+
     def __init__(self, shape: tuple[int, ...], *, clip: float = 10.0) -> None:
         super().__init__()
         self.clip = clip

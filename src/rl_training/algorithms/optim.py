@@ -98,7 +98,11 @@ def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
         optimizer.step(grad)
 
 
-LEAN = {"cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False}  # the batch's layout is checked before the call
+LEAN = {
+    "cpp_wrapper": True,
+    "size_asserts": False,
+    "alignment_asserts": False,
+}  # the batch's layout is checked before the call
 
 
 _SERIAL = itertools.count()
@@ -166,8 +170,6 @@ def cannot_compile() -> str | None:
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         return "no C++ compiler found"
     return None
-
-
 
 
 def first_nonfinite(state: Any, path: str = "") -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
@@ -60,7 +59,7 @@ class PPO(Learner):
     def __init__(
         self,
         *,
-        policy: nn.Module,
+        policy: Any,
         learning_rate: float,
         clip_coef: float,
         ent_coef: float,

@@ -57,7 +57,7 @@ class SAC(Learner):
     def __init__(
         self,
         *,
-        model: nn.Module,
+        model: Any,
         learning_rate: float,
         gamma: float,
         alpha: float | Literal["auto"],
@@ -67,12 +67,14 @@ class SAC(Learner):
         normalizer: ObservationNormalizer | None = None,
     ) -> None:
         device = device_of(model)
-        self.target_model = copy.deepcopy(model).requires_grad_(False)
+        self.target_model: Any = copy.deepcopy(model).requires_grad_(False)
         self.model, self.normalizer = model, normalizer
         self.actor_optimizer = FlatAdam(model.actor_parameters(), lr=learning_rate)
         self.critic_optimizer = FlatAdam(model.critic_parameters(), lr=learning_rate)
         self._tuned = alpha == "auto"
-        self._log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha if alpha == "auto" else max(alpha, 1e-30)), device=device))
+        self._log_alpha = nn.Parameter(
+            torch.tensor(math.log(initial_alpha if alpha == "auto" else max(alpha, 1e-30)), device=device)
+        )
         self.alpha_optimizer = FlatAdam([self._log_alpha], lr=learning_rate) if self._tuned else None
         self._target_flat = flatten(self.target_model.critic_parameters())
         self._gamma, self._tau = torch.tensor(gamma, device=device), tau

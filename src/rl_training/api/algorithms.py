@@ -53,14 +53,20 @@ class ManagedAlgorithm:
 
     @classmethod
     def _short_form(cls, env_id: str, options: dict[str, Any]) -> TrainConfig:
-        fields = {k: v for k, v in options.items() if k in TrainConfig.model_fields and k not in ("algo", "env_id", "algo_kwargs")}
+        fields = {
+            k: v
+            for k, v in options.items()
+            if k in TrainConfig.model_fields and k not in ("algo", "env_id", "algo_kwargs")
+        }
         rest = {k: v for k, v in options.items() if k not in fields and k != "algo_kwargs"}
         known = get_algorithm_spec(cls.algo_name).config.model_fields
         wrong = [name for name in rest if name not in known]
         if wrong:
             names = [*known, *TrainConfig.model_fields]
             raise ConfigError([((name,), unknown(name, names, cls.algo_name)) for name in wrong])
-        return TrainConfig(algo=cls.algo_name, env_id=env_id, **fields, algo_kwargs={**options.get("algo_kwargs", {}), **rest})
+        return TrainConfig(
+            algo=cls.algo_name, env_id=env_id, **fields, algo_kwargs={**options.get("algo_kwargs", {}), **rest}
+        )
 
     @property
     def _spec(self) -> AlgorithmSpec:
@@ -83,12 +89,12 @@ class ManagedAlgorithm:
         """Train to ``config.total_timesteps``; a loaded or stopped run goes on where it was."""
         from rl_training.runtime.workflows import resume_training
 
-        context = {"callbacks": callbacks, "env": self._env, "network": self._network}
+        context: dict[str, Any] = {"callbacks": callbacks, "env": self._env, "network": self._network}
         if self._checkpoint is None:
             result = self._spec.train(self.config, **context)
         else:
             total = self.config.total_timesteps
-            result = resume_training(self._checkpoint, total_timesteps=total, **context)  # type: ignore[arg-type]
+            result = resume_training(self._checkpoint, total_timesteps=total, **context)
         self._open(result.checkpoint_path)
         return result
 
@@ -154,7 +160,7 @@ def env_name(env: gym.Env | Any) -> str:
 
 
 _NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}
-__all__ = ["ManagedAlgorithm", *_NAMES]  # noqa: PLE0604
+__all__ = ["ManagedAlgorithm", *_NAMES]
 
 
 @cache

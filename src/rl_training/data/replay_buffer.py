@@ -50,7 +50,14 @@ class ReplayBuffer:
         self._device = torch.device(device)
         obs, action = (tuple(obs_shape), _numpy_dtype(obs_dtype)), (tuple(action_shape), _numpy_dtype(action_dtype))
         scalar = ((), np.dtype(np.float32))
-        fields = {"obs": obs, "actions": action, "rewards": scalar, "next_obs": obs, "dones": scalar, "truncations": scalar}
+        fields = {
+            "obs": obs,
+            "actions": action,
+            "rewards": scalar,
+            "next_obs": obs,
+            "dones": scalar,
+            "truncations": scalar,
+        }
         self._columns: dict[str, np.ndarray] = {}
         self._views: list[tuple[str, tuple[int, ...], bool]] = []
         packed = {k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)}
@@ -60,7 +67,9 @@ class ReplayBuffer:
         start = 0
         for name, (shape, dtype) in packed.items():
             stop = start + int(np.prod(shape))
-            self._columns[name] = self._packed[:, start:stop].reshape(capacity, *shape) if shape else self._packed[:, start]
+            self._columns[name] = (
+                self._packed[:, start:stop].reshape(capacity, *shape) if shape else self._packed[:, start]
+            )
             self._views.append((name, shape, dtype != np.float32))  # indices up to 2^24 are exact in float32
             self._widths.append(stop - start)
             start = stop
@@ -73,7 +82,14 @@ class ReplayBuffer:
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = 0.0) -> None:
         """Append one row or many; every value has the same leading length."""
         n = len(rewards) if getattr(rewards, "ndim", 1) and hasattr(rewards, "__len__") else 1
-        rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs, "dones": dones, "truncations": truncations}
+        rows = {
+            "obs": obs,
+            "actions": actions,
+            "rewards": rewards,
+            "next_obs": next_obs,
+            "dones": dones,
+            "truncations": truncations,
+        }
         if n > self.capacity:
             rows = {name: value[-self.capacity :] if np.ndim(value) else value for name, value in rows.items()}
             n = self.capacity

@@ -40,14 +40,30 @@ class RolloutBuffer:
         self.advantages, self.returns = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
 
     def add(
-        self, *, obs: Any, actions: Any, logprobs: Any, rewards: Any, values: Any, terminated: Any, truncated: Any, final_values: Any = 0.0
+        self,
+        *,
+        obs: Any,
+        actions: Any,
+        logprobs: Any,
+        rewards: Any,
+        values: Any,
+        terminated: Any,
+        truncated: Any,
+        final_values: Any = 0.0,
     ) -> None:
         """One step of every environment. ``final_values`` counts only where truncated: the value of the true last observation."""
         if self.position >= self.num_steps:
-            raise ValueError(f"the rollout already holds {self.num_steps} steps; compute the returns and clear it first")
+            raise ValueError(
+                f"the rollout already holds {self.num_steps} steps; compute the returns and clear it first"
+            )
         t = self.position
         self.obs[t], self.actions[t], self.logprobs[t], self.rewards[t] = obs, actions, logprobs, rewards
-        self.values[t], self.terminated[t], self.truncated[t], self.final_values[t] = values, terminated, truncated, final_values
+        self.values[t], self.terminated[t], self.truncated[t], self.final_values[t] = (
+            values,
+            terminated,
+            truncated,
+            final_values,
+        )
         self.position = t + 1
 
     def clear(self) -> None:

@@ -126,7 +126,7 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) ->
     limit = options.max_episode_steps if options.wrappers.atari is None else None
     if isinstance(source, str):
         return _registered(source, limit, kwargs)
-    env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)  # type: ignore[arg-type]
+    env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)
     if not isinstance(env, gym.Env):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
@@ -167,7 +167,9 @@ def _flat_observations(env: gym.Env) -> gym.Env:
         return env
     parts = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else [space]
     if any(is_image(part) for part in parts):
-        raise ValueError(f"a mix of images and other observations is not supported ({space}); wrap the environment first")
+        raise ValueError(
+            f"a mix of images and other observations is not supported ({space}); wrap the environment first"
+        )
     flat = gym.spaces.utils.flatten_space(space) if space.is_np_flattenable else None
     if not isinstance(flat, gym.spaces.Box):
         raise ValueError(f"observations of {space} cannot be flattened to a vector; wrap the environment first")

@@ -23,7 +23,8 @@ class ReplayableEnv:
     def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
         self.env, self.step = env, env.step
         self._key = (seed, index)
-        self.episode, self.actions = -1, []  # type: int, list[Any]
+        self.episode = -1
+        self.actions: list[Any] = []
 
     def begin(self) -> Any:
         """Start the next episode; returns its first observation."""
@@ -46,8 +47,10 @@ class ReplayableEnv:
     def replay(self, actions: Any) -> tuple[Any, float, int]:
         """Reset and repeat the saved actions: the observation they lead to, and the rewards and steps on the way."""
         obs, total = self._reset(), 0.0
-        rows = [] if actions is None else actions.numpy()
-        self.actions = rows.tolist() if len(rows) and rows.ndim == 1 and rows.dtype.kind in "iu" else list(rows)
+        rows = np.zeros((0, 1)) if actions is None else actions.numpy()
+        self.actions = (
+            rows.tolist() if rows.ndim == 1 else list(rows)
+        )  # Discrete: plain numbers, as when they were taken
         for action in self.actions:
             obs, reward, *_ = self.step(action)
             total += float(reward)

@@ -23,12 +23,12 @@ class Spaces:
     action_shape: tuple[int, ...]
     choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,)
     start: int = 0  # the environment's number of the first discrete action
-    center: np.ndarray | None = None  # boxes: environment units = center + scale * action
-    scale: np.ndarray | None = None
+    center: Any = None  # boxes: environment units = center + scale * action
+    scale: Any = None
     env_shape: tuple[int, ...] = ()  # the action's shape in the environment
     env_dtype: Any = None
     channels_last: bool = False
-    bounded: np.ndarray | None = None  # which dimensions of a box have bounds
+    bounded: Any = None  # which dimensions of a box have bounds
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
@@ -122,7 +122,11 @@ class Spaces:
         inside = np.clip(actions, -1.0, 1.0)
         if self.unbounded:
             inside = np.where(self.bounded, inside, actions)
-        return (self.center + self.scale * inside).astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+        return (
+            (self.center + self.scale * inside)
+            .astype(self.env_dtype, copy=False)
+            .reshape(len(actions), *self.env_shape)
+        )
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""

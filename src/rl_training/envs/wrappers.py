@@ -41,7 +41,9 @@ def channel_first(image: np.ndarray) -> np.ndarray:
 class PixelObservation(gym.Wrapper):
     """The rendered picture instead of the observation: (C, H, W) uint8. The environment must render rgb arrays."""
 
-    def __init__(self, env: gym.Env, *, resize_shape: tuple[int, int] | None, grayscale: bool, channel_first: bool) -> None:
+    def __init__(
+        self, env: gym.Env, *, resize_shape: tuple[int, int] | None, grayscale: bool, channel_first: bool
+    ) -> None:
         super().__init__(env)
         if env.render_mode != "rgb_array":
             raise ValueError(f"pixels need an environment with render_mode='rgb_array', got {env.render_mode!r}")
@@ -57,7 +59,7 @@ class PixelObservation(gym.Wrapper):
             image = to_gray(image)
         if self._target is not None:
             if self._resize is None:
-                self._resize = AreaResize(image.shape[1:], self._target)  # type: ignore[arg-type]
+                self._resize = AreaResize(image.shape[1:], self._target)
             image = self._resize(image)
         return image if self._channel_first else np.moveaxis(image, 0, -1)
 
@@ -82,7 +84,7 @@ class FrameStack(gym.Wrapper):
         self._frames: list[np.ndarray] = []
         self._size = size
         low, high = (np.concatenate([bound] * size, self._axis) for bound in (space.low, space.high))
-        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
+        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype)
 
     def _stacked(self) -> np.ndarray:
         return np.concatenate(self._frames, self._axis)
@@ -105,7 +107,9 @@ class AtariPreprocessing(gym.Wrapper):
     random number of no-ops, and can end episodes when a life is lost (for training).
     """
 
-    def __init__(self, env: gym.Env, *, frame_skip: int, noop_max: int, screen_size: int, terminal_on_life_loss: bool) -> None:
+    def __init__(
+        self, env: gym.Env, *, frame_skip: int, noop_max: int, screen_size: int, terminal_on_life_loss: bool
+    ) -> None:
         super().__init__(env)
         self._skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
         self._ale = env.unwrapped.ale  # type: ignore[attr-defined]
@@ -136,7 +140,7 @@ class AtariPreprocessing(gym.Wrapper):
         return self._observation(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        total, info = 0.0, {}
+        total, info = 0.0, {}  # type: float, dict[str, Any]
         terminated = truncated = False
         for repeat in range(self._skip):
             _, reward, terminated, truncated, info = self.env.step(action)

@@ -66,7 +66,13 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
     """Read and verify. ``buffers=False`` leaves a sibling file of buffers alone."""
     path = Path(path)
     tree, _ = _read(path)
-    if not isinstance(tree, dict) or set(tree) != {"algorithm_state", "buffer_state", "trainer_state", "config", "metadata"}:
+    if not isinstance(tree, dict) or set(tree) != {
+        "algorithm_state",
+        "buffer_state",
+        "trainer_state",
+        "config",
+        "metadata",
+    }:
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
     if tree["metadata"].get("format") != FORMAT:
         raise CheckpointError(f"{path} has format {tree['metadata'].get('format')}; this version reads format {FORMAT}")
@@ -93,7 +99,9 @@ def fitting() -> Iterator[None]:
         yield
     except (KeyError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error.args[0] if error.args else error).split())
-        raise CheckpointError(f"the checkpoint does not fit (another network, algorithm or environment?): {reason}") from error
+        raise CheckpointError(
+            f"the checkpoint does not fit (another network, algorithm or environment?): {reason}"
+        ) from error
 
 
 def buffers_path(path: Path) -> Path:
@@ -138,7 +146,7 @@ def _digest(tree: str, arrays: dict[str, np.ndarray]) -> str:
     sha = hashlib.sha256(tree.encode())
     for name, array in sorted(arrays.items()):
         sha.update(f"{name}|{array.dtype.name}|{array.shape}|".encode())
-        sha.update(array.reshape(-1).view(np.uint8))
+        sha.update(array.reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
 
 
@@ -157,7 +165,9 @@ def _write(path: Path, state: dict[str, Any]) -> str:
         offset += array.nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    write_durably(path, [len(head).to_bytes(8, "little"), head, *(a.reshape(-1).view(np.uint8).data for a in arrays.values())])
+    write_durably(
+        path, [len(head).to_bytes(8, "little"), head, *(a.reshape(-1).view(np.uint8).data for a in arrays.values())]
+    )
     return digest
 
 

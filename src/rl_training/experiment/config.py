@@ -78,7 +78,9 @@ def _accepts(annotation: Any, kind: type) -> bool:
 def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, str]]:
     found: list[tuple[Loc, str]] = []
     for item in error.errors():
-        loc: Loc = tuple(part for part in item["loc"] if part in model.model_fields or isinstance(part, int)) or item["loc"]
+        loc: Loc = (
+            tuple(part for part in item["loc"] if part in model.model_fields or isinstance(part, int)) or item["loc"]
+        )
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
             found += cause.under(*loc).problems

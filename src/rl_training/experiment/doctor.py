@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -73,7 +74,7 @@ def _training() -> Finding:
 
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
-            algo="ppo", env_id="CartPole-v1", total_timesteps=256, output_dir=folder, eval_episodes=1, progress="off",
+            algo="ppo", env_id="CartPole-v1", total_timesteps=256, output_dir=Path(folder), eval_episodes=1, progress="off",
             algo_kwargs={"num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "eval_interval": 0},
         )  # fmt: skip
         result = get_algorithm_spec("ppo").train(config)

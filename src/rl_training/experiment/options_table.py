@@ -24,7 +24,9 @@ def describe(options: type[Options]) -> list[Row]:
 def _row(name: str, field: Any) -> Row:
     default = "required" if field.is_required() else _text(field.default)
     signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-    bounds = [f"{sign} {getattr(limit, word)}" for limit in field.metadata for word, sign in signs if hasattr(limit, word)]
+    bounds = [
+        f"{sign} {getattr(limit, word)}" for limit in field.metadata for word, sign in signs if hasattr(limit, word)
+    ]
     return Row(name, default, ", ".join(bounds), field.description or "")
 
 

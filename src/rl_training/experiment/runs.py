@@ -15,7 +15,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.checkpointing import SUFFIX, CheckpointError, CheckpointState, buffers_path, load_checkpoint, write_durably
+from rl_training.experiment.checkpointing import (
+    SUFFIX,
+    CheckpointError,
+    CheckpointState,
+    buffers_path,
+    load_checkpoint,
+    write_durably,
+)
 from rl_training.experiment.config import TrainConfig
 
 
@@ -88,7 +95,9 @@ def open_run_context(run_dir: str | Path) -> RunContext:
 def run_dir_of(checkpoint: Path) -> Path | None:
     """The run directory a checkpoint lies in, if it lies in one."""
     folder = checkpoint.resolve().parent
-    return checkpoint.parent.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists() else None
+    return (
+        checkpoint.parent.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists() else None
+    )
 
 
 def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
@@ -125,7 +134,10 @@ def git_commit() -> dict[str, Any] | None:
         return done.stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain", "--untracked-files=no"))}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
     except (subprocess.SubprocessError, OSError):
         return None
 
@@ -133,7 +145,9 @@ def git_commit() -> dict[str, Any] | None:
 def processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         if names:
             return names[0]
     return platform.processor() or platform.machine()

@@ -52,7 +52,9 @@ def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Tr
         config = TrainConfig(**values)
         get_algorithm_spec(config.algo).options(config)
     except ConfigError as error:
-        raise ConfigError([((), _at(found, tree, loc, overrides or {}) + message) for loc, message in error.problems]) from None
+        raise ConfigError(
+            [((), _at(found, tree, loc, overrides or {}) + message) for loc, message in error.problems]
+        ) from None
     return config
 
 

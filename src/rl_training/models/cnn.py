@@ -41,7 +41,9 @@ def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) ->
     return (obs_dim,)
 
 
-def features(obs_shape: tuple[int, ...], hidden_sizes: tuple[int, ...], activation: type[nn.Module] = nn.ReLU) -> tuple[nn.Sequential, int]:
+def features(
+    obs_shape: tuple[int, ...], hidden_sizes: tuple[int, ...], activation: type[nn.Module] = nn.ReLU
+) -> tuple[nn.Sequential, int]:
     """A trunk for vectors (a perceptron) or images (the convolutions), and the number of features it gives."""
     if len(obs_shape) == 3:
         width = hidden_sizes[-1] if hidden_sizes else 512

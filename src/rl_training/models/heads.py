@@ -29,7 +29,9 @@ class Categorical:
         self.action_shape: tuple[int, ...] = ()
         self.action_dtype = np.dtype(np.int64)
 
-    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         logp = _log_softmax(logits)
         if deterministic:
             actions = logp.argmax(-1)
@@ -53,7 +55,9 @@ class MultiCategorical:
         self.action_shape = (len(nvec),)
         self.action_dtype = np.dtype(np.int64)
 
-    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         pieces = np.split(logits, np.cumsum(self.sizes)[:-1], axis=-1)
         drawn = [part.sample(piece, rng, deterministic) for part, piece in zip(self.parts, pieces)]
         return np.stack([a for a, _ in drawn], -1), np.sum([logp for _, logp in drawn], axis=0)
@@ -72,7 +76,9 @@ class Bernoulli:
         self.action_shape = (n,)
         self.action_dtype = np.dtype(np.int64)
 
-    def sample(self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         threshold = 0.5 if deterministic else rng.random(logits.shape, dtype=np.float32)
         actions = (threshold < 1 / (1 + np.exp(-logits))).astype(np.int64)
         return actions, -np.logaddexp(0, np.where(actions == 1, -logits, logits)).sum(-1)
@@ -92,7 +98,9 @@ class DiagonalGaussian:
         self.action_shape = (dim,)
         self.action_dtype = np.dtype(np.float32)
 
-    def sample(self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         mean, log_std = outputs[:, : self.dim], outputs[:, self.dim :]
         if deterministic:
             return mean, -(log_std + np.float32(HALF_LOG_2PI)).sum(-1)

@@ -56,4 +56,5 @@ def orthogonal_(module: nn.Module, gain: float) -> None:
             nn.init.orthogonal_(layer.weight, gain)
         else:
             continue
-        nn.init.zeros_(layer.bias)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

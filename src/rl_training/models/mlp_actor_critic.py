@@ -57,12 +57,12 @@ class MLPActorCritic(nn.Module):
         else:
             self.trunk = ensemble_mlp(2, sizes, nn.Tanh, activate_last=True)
         orthogonal_(self.trunk, 2**0.5)
-        gaussian = isinstance(head, DiagonalGaussian)
-        self.policy_head = nn.Linear(width, head.dim if gaussian else head.size)
+        dim = head.dim if isinstance(head, DiagonalGaussian) else None
+        self.policy_head = nn.Linear(width, head.size if dim is None else dim)
         self.value_head = nn.Linear(width, 1)
         orthogonal_(self.policy_head, 0.01)  # nearly uniform at first: exploration, and small first steps
         orthogonal_(self.value_head, 1.0)
-        self.log_std = nn.Parameter(torch.full((head.dim,), float(initial_log_std))) if gaussian else None
+        self.log_std = None if dim is None else nn.Parameter(torch.full((dim,), float(initial_log_std)))
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size) and values (B,)."""

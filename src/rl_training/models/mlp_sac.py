@@ -22,7 +22,9 @@ class SampledActions(NamedTuple):
 class MLPSACModel(nn.Module):
     """Everything happens in the box [-1, 1]; the map to the environment's units is not the network's business."""
 
-    def __init__(self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (256, 256), num_critics: int = 2) -> None:
+    def __init__(
+        self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (256, 256), num_critics: int = 2
+    ) -> None:
         super().__init__()
         hidden_sizes = tuple(hidden_sizes)
         self.actor = mlp((obs_dim, *hidden_sizes, 2 * action_dim))

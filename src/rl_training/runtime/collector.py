@@ -131,7 +131,9 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["envs"]) != len(self._envs):
-            raise ValueError(f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change")
+            raise ValueError(
+                f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change"
+            )
         self.steps, self.episodes = state["steps"], state["episodes"]
         self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
         for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):

@@ -18,8 +18,12 @@ class DQNOptions(OffPolicyOptions):
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     target_update_interval: int = opt(500, "updates between copies to the target network", ge=1)
     double: bool = opt(True, "the online network chooses the next action, the target network judges it")
-    epsilon_schedule: Schedule = opt({"type": "linear", "start": 1.0, "end": 0.05}, "share of random actions: {type, start, end}")
-    exploration_fraction: float = opt(0.1, "part of the run over which epsilon_schedule goes from start to end", gt=0, le=1)
+    epsilon_schedule: Schedule = opt(
+        {"type": "linear", "start": 1.0, "end": 0.05}, "share of random actions: {type, start, end}"
+    )
+    exploration_fraction: float = opt(
+        0.1, "part of the run over which epsilon_schedule goes from start to end", gt=0, le=1
+    )
     max_grad_norm: float | None = opt(10.0, "gradients are scaled down to this norm", gt=0)
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
@@ -28,7 +32,9 @@ class DQNOptions(OffPolicyOptions):
 
 def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
     return DQN(
-        q_network=plan.make(MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes),
+        q_network=plan.make(
+            MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes
+        ),
         learning_rate=cfg.learning_rate,
         gamma=cfg.gamma,
         target_update_interval=cfg.target_update_interval,

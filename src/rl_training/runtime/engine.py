@@ -46,7 +46,9 @@ class Engine:
         if config.compile is True:
             return cls(True, threads, "updates are compiled, as asked; the first one takes a while")
         if expected_updates < learner.WORTH_COMPILING:
-            few = f"{expected_updates:,} updates are too few to be worth compiling (from {learner.WORTH_COMPILING:,} on)"
+            few = (
+                f"{expected_updates:,} updates are too few to be worth compiling (from {learner.WORTH_COMPILING:,} on)"
+            )
             return cls(False, threads, f"updates run eagerly: {few}")
         return cls(True, threads, f"updates are compiled ({expected_updates:,} expected); the first one takes a while")
 

@@ -25,6 +25,8 @@ from rl_training.state import Stateful
 class Loop(Stateful):
     """``agent`` and whatever else is public is saved; ``_run`` and ``_cfg`` are how it works."""
 
+    agent: Any
+
     def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
         self.agent, self._run, self._cfg = agent, run, cfg
 

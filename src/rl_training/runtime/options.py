@@ -22,12 +22,20 @@ Schedule = Annotated[str | dict[str, Any] | None, AfterValidator(_checked)]
 class AlgorithmOptions(Options):
     """Controls of a run that live beside the algorithm's own options."""
 
-    eval_interval: int | None = opt(None, "environment steps between evaluations; none: twenty per run; 0: only at the end", ge=0)
-    early_stopping: EarlyStoppingConfig | None = opt(None, "stop when an evaluation metric is reached or stops improving")
-    learning_rate_schedule: Schedule = opt(None, "multiplier of the learning rate: constant, linear, cosine, or {type, start, end}")
+    eval_interval: int | None = opt(
+        None, "environment steps between evaluations; none: twenty per run; 0: only at the end", ge=0
+    )
+    early_stopping: EarlyStoppingConfig | None = opt(
+        None, "stop when an evaluation metric is reached or stops improving"
+    )
+    learning_rate_schedule: Schedule = opt(
+        None, "multiplier of the learning rate: constant, linear, cosine, or {type, start, end}"
+    )
     warmup_steps: int = opt(0, "environment steps over which the learning rate rises from zero", ge=0)
     max_updates: int | None = opt(None, "stop after this many updates", ge=1)
-    max_epochs: int | None = opt(None, "stop after this many collect-and-learn cycles (offline: passes over the data)", ge=1)
+    max_epochs: int | None = opt(
+        None, "stop after this many collect-and-learn cycles (offline: passes over the data)", ge=1
+    )
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         """Over how many environment steps the schedule of ``name`` runs."""

@@ -33,12 +33,18 @@ def action_head(spaces: Spaces) -> Head:
         return Categorical(spaces.num_actions)
     if spaces.action_kind == "multi_discrete":
         return MultiCategorical(spaces.choices)
-    return Bernoulli(spaces.num_actions) if spaces.action_kind == "multi_binary" else DiagonalGaussian(spaces.action_dim)
+    return (
+        Bernoulli(spaces.num_actions) if spaces.action_kind == "multi_binary" else DiagonalGaussian(spaces.action_dim)
+    )
 
 
 def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
     policy = plan.make(
-        MLPActorCritic, **plan.shape, head=action_head(plan.spaces), hidden_sizes=cfg.hidden_sizes, initial_log_std=cfg.initial_log_std
+        MLPActorCritic,
+        **plan.shape,
+        head=action_head(plan.spaces),
+        hidden_sizes=cfg.hidden_sizes,
+        initial_log_std=cfg.initial_log_std,
     )
     return PPO(
         policy=policy,

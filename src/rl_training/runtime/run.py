@@ -25,7 +25,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import EventFile, MetricsFile, Progress, short
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
-from rl_training.runtime.collector import CollectResult, Collector, EnvironmentFailure
+from rl_training.runtime.collector import Collector, CollectResult, EnvironmentFailure
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.options import AlgorithmOptions
@@ -42,7 +42,10 @@ class TorchRng:
     """Torch's global generators, as a part that can be saved."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+        return {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["cpu"])
@@ -54,10 +57,12 @@ class CallbackStates:
     """The states of callbacks that have one, by position and type."""
 
     def __init__(self, callbacks: list[Callback]) -> None:
-        self._callbacks = {f"{i}:{type(cb).__name__}": cb for i, cb in enumerate(callbacks) if hasattr(cb, "state_dict")}
+        self._callbacks = {
+            f"{i}:{type(cb).__name__}": cb for i, cb in enumerate(callbacks) if hasattr(cb, "state_dict")
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: cb.state_dict() for name, cb in self._callbacks.items()}  # type: ignore[attr-defined]
+        return {name: cb.state_dict() for name, cb in self._callbacks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, cb in self._callbacks.items():
@@ -178,7 +183,9 @@ class Run(Stateful):
 
     # ---- driving
 
-    def drive(self, loop: Any, context: RunContext, checkpoint: CheckpointState | None, expected_updates: int) -> TrainResult:
+    def drive(
+        self, loop: Any, context: RunContext, checkpoint: CheckpointState | None, expected_updates: int
+    ) -> TrainResult:
         """Run the loop to its total, or until it is told to stop; evaluate, log and save on the way."""
         agent: Learner = loop.agent
         self._state.algorithm, self._state.run_dir = agent, context.run_dir
@@ -186,7 +193,9 @@ class Run(Stateful):
             self._restore(loop, checkpoint)
         self._plan_schedules(agent)
         saved_engine = checkpoint.trainer_state.get("engine") if checkpoint else None
-        self.engine = Engine.restored(saved_engine) if saved_engine else Engine.choose(self.config, agent, expected_updates)
+        self.engine = (
+            Engine.restored(saved_engine) if saved_engine else Engine.choose(self.config, agent, expected_updates)
+        )
         if self.engine.compile:
             agent.use_compiled()
         with self._locked(context), self.engine.running(), self._signals():
@@ -285,7 +294,9 @@ class Run(Stateful):
         self._progress.note(evaluation=f"eval {short(mean)}")
         if self._best_eval is None or mean > self._best_eval:
             self._best_eval = mean
-            state = CheckpointState(agent.state_dict(), None, self.state_dict(), self.config.plain(), self._file_metadata())
+            state = CheckpointState(
+                agent.state_dict(), None, self.state_dict(), self.config.plain(), self._file_metadata()
+            )
             self._guarded(context.checkpoints_dir / f"best{runs.SUFFIX}", state)
         for hook in self._hooks["on_eval_end"]:
             hook(self._shown(), self._evaluation)
@@ -299,7 +310,9 @@ class Run(Stateful):
 
     def _restore(self, loop: Any, state: CheckpointState) -> None:
         if state.buffer_state is None:
-            raise TrainingFailure("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
+            raise TrainingFailure(
+                "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
+            )
         trainer = {name: value for name, value in state.trainer_state.items() if name != "engine"}
         with fitting():
             loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
@@ -377,4 +390,3 @@ class Run(Stateful):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-

@@ -29,7 +29,7 @@ class ScheduleSpec:
         return self.start
 
 
-def resolve_schedule_spec(payload: ScheduleSpec | None | str | Mapping[str, Any]) -> ScheduleSpec:
+def resolve_schedule_spec(payload: ScheduleSpec | str | Mapping[str, Any] | None) -> ScheduleSpec:
     """None is constant; a string names the kind; a mapping has ``type`` and optionally ``start`` and ``end``."""
     if isinstance(payload, ScheduleSpec):
         return payload
@@ -46,7 +46,7 @@ def resolve_schedule_spec(payload: ScheduleSpec | None | str | Mapping[str, Any]
 
 
 def resolve_schedule_value(
-    payload: ScheduleSpec | None | str | Mapping[str, Any], *, step: int, total_steps: int, warmup_steps: int = 0
+    payload: ScheduleSpec | str | Mapping[str, Any] | None, *, step: int, total_steps: int, warmup_steps: int = 0
 ) -> float:
     """The value at ``step`` of ``total_steps`` (the last step is ``total_steps - 1``), after a linear warm-up."""
     spec = resolve_schedule_spec(payload)

@@ -46,7 +46,9 @@ class Blueprint:
         if not wanted:
             return None
         if self.spaces.image:
-            raise ConfigError([(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")])
+            raise ConfigError(
+                [(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")]
+            )
         return ObservationNormalizer(self.spaces.obs_shape).to(self.device)
 
     @property
@@ -138,7 +140,11 @@ class AlgorithmSpec:
         return self.load(config, checkpoint_state, device)[0]
 
     def evaluate_fn(
-        self, config: TrainConfig, checkpoint_state: CheckpointState, device: str = "auto", num_episodes: int | None = None
+        self,
+        config: TrainConfig,
+        checkpoint_state: CheckpointState,
+        device: str = "auto",
+        num_episodes: int | None = None,
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
         factory = EnvFactory(config.env_id, config.env_kwargs)
@@ -155,7 +161,9 @@ def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = T
     """The action for one observation, or an array of actions for a batch, in the environment's own units."""
     encoded = spaces.encode(obs)
     single = encoded.ndim == len(spaces.obs_shape)
-    if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(spaces.obs_shape):
+    if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(
+        spaces.obs_shape
+    ):
         raise ValueError(f"observations have shape {spaces.obs_shape} (or a batch of them), got {np.shape(obs)}")
     actions = spaces.to_env(agent.act(encoded[None] if single else encoded, deterministic=deterministic).actions)
     return actions[0] if single else np.asarray(actions)

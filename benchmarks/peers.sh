@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Makes a virtual environment for each peer that speed.py measures: benchmarks/peers.sh [name ...]
+set -eu
+folder=${PEERS:-$(dirname "$0")/.venvs}
+mkdir -p "$folder"
+make_peer() {
+  name=$1; shift
+  [ -e "$folder/$name/.done" ] && return 0
+  python3 -m venv "$folder/$name"
+  "$folder/$name/bin/pip" install --quiet "torch>=2.11,<2.14" numpy
+  "$folder/$name/bin/pip" install --quiet "torch>=2.11,<2.14" "$@"
+  touch "$folder/$name/.done"
+}
+for peer in "${@:-sb3 sbx}"; do
+  for name in $peer; do
+    case $name in
+      sb3) make_peer sb3 stable-baselines3 "gymnasium[mujoco]" ;;
+      sbx) make_peer sbx sbx-rl "gymnasium[mujoco]" ;;
+      *) echo "unknown peer $name" >&2; exit 2 ;;
+    esac
+  done
+done

@@ -1,0 +1,101 @@
+"""Speed beside the peers: every unit of work, ours and theirs in turn, several rounds in one run; ratios of medians.
+
+    python benchmarks/speed.py [--rounds 3] [--seconds 12] [--only dqn,sac]     peers come from benchmarks/peers.sh
+
+Work per processor second with one thread is the figure to compare on a shared machine. The wall-clock unit gives both cores
+to everyone at their best setting. Results go to benchmarks/results/speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("PEERS", HERE / ".venvs"))
+UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 64x64",
+         "ppo_cheetah8": "PPO HalfCheetah-v5, 8 envs, 2048 a rollout, 10 epochs, minibatch 64",
+         "dqn_cartpole": "DQN CartPole, 1 env, 64x64, batch 128, an update each step",
+         "sac_cheetah": "SAC HalfCheetah-v5, 256x256, batch 256, an update each step",
+         "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
+ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
+         ("sac_cheetah", "sbx"): 1.1, ("sac_wall", "sbx"): 1.1}  # fmt: skip
+
+
+def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
+    """One run of one contender in a process of its own."""
+    words = (
+        [sys.executable, "ours.py", unit]
+        if who == "ours"
+        else [str(PEERS / who / "bin" / "python"), "peer.py", who, unit]
+    )
+    pinned = {name: str(threads) for name in ("THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    env = {**os.environ, **pinned, "OPENBLAS_NUM_THREADS": "1", "SECONDS": str(seconds), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(words, cwd=HERE / "units", env=env, capture_output=True, text=True, timeout=600)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        print(f"{unit} {who}: failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return None
+    return lines[-1]
+
+
+def contenders(unit: str, installed: list[str]) -> list[tuple[str, str, int]]:
+    """(label, who, threads) for one unit."""
+    if unit != "sac_wall":
+        return [(who, who, 1) for who in ["ours", *installed]]
+    return [(f"{who} {threads}T", who, threads) for who in ["ours", *installed] for threads in (1, 2)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="times every contender runs")
+    parser.add_argument("--seconds", type=float, default=12, help="measured after warm-up, each time")
+    parser.add_argument("--only", default="", help="comma-separated parts of unit names")
+    parser.add_argument("--no-record", action="store_true", help="print only")
+    args = parser.parse_args()
+    from rl_training.experiment.runs import provenance
+
+    installed = [name for name in ("sb3", "sbx") if (PEERS / name / "bin" / "python").exists()]
+    print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
+    units = [unit for unit in UNITS if not args.only or any(part in unit for part in args.only.split(","))]
+    raw: dict[str, dict[str, list[float]]] = {}
+    for unit in units:
+        key = "per_second" if unit == "sac_wall" else "per_cpu_second"
+        rates = raw.setdefault(unit, {})
+        for _ in range(args.rounds):
+            for label, who, threads in contenders(unit, installed):
+                result = measure(who, "sac_cheetah" if unit == "sac_wall" else unit, threads, args.seconds)
+                if result is not None:
+                    rates.setdefault(label, []).append(round(result[key], 2))
+                    print(f"{unit:14} {label:8} {result[key]:10.1f}", flush=True)
+    rows = []
+    for unit, rates in raw.items():
+        best: dict[str, float] = {}
+        for label, values in rates.items():  # at its best setting, where there are several
+            who = label.split()[0]
+            best[who] = max(best.get(who, 0.0), statistics.median(values))
+        for peer in [who for who in best if who != "ours"]:
+            rows.append({"unit": unit, "what": UNITS[unit], "ours": best["ours"], "peer": peer, "theirs": best[peer],
+                         "ratio": round(best["ours"] / best[peer], 2), "asked": ASKED.get((unit, peer))})  # fmt: skip
+    for row in rows:
+        asked = f" (asked {row['asked']})" if row["asked"] else ""
+        print(
+            f"{row['what']}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}"
+        )
+    if not args.no_record:
+        facts = provenance()
+        facts.pop("command")
+        path = HERE / "results" / "speed.json"
+        known = json.loads(path.read_text())["rows"] if path.exists() else []
+        kept = [row for row in known if row["unit"] not in raw]
+        content = {**facts, "rounds": args.rounds, "seconds": args.seconds, "rows": kept + rows, "raw": raw}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Writes what can be derived into the pages: option tables from the specs, results from benchmarks/results.
+
+python docs/generate.py            write
+python docs/generate.py --check    say which pages are out of date
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from rl_training.experiment.options_table import markdown_table
+from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def learning() -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted((RESULTS / "learning").glob("*.json"))]
+
+
+def learned(result: dict) -> str:
+    interval = f"[{result['low']:.0f}, {result['high']:.0f}]"
+    return f"{result['mean']:.0f} {interval}"
+
+
+def results_table(algo: str | None = None) -> str:
+    """One row per recorded preset: the last checkpoint's return over seeds, with a 95 % interval."""
+    lines = [
+        "| preset | steps | return, mean over seeds [95 % interval] | each seed | asked | commit |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in learning():
+        if algo not in (None, result["algo"]):
+            continue
+        seeds = ", ".join(f"{run['return_mean']:.0f}" for run in result["runs"])
+        commit = (result["git"] or {}).get("commit", "")[:8]
+        lines.append(
+            f"| `{result['preset']}` | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {result['threshold']:g} | {commit} |"
+        )
+    return "\n".join(lines)
+
+
+def speed_table() -> str:
+    path = RESULTS / "speed.json"
+    lines = ["| work | ours | peer | theirs | ratio |", "|---|---|---|---|---|"]
+    if path.exists():
+        for row in json.loads(path.read_text())["rows"]:
+            lines.append(
+                f"| {row['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** |"
+            )
+    return "\n".join(lines)
+
+
+def algorithms_table() -> str:
+    """The README's table: what each algorithm takes, and what it was measured to reach."""
+    lines = ["| algorithm | observations | actions | measured (last checkpoint, 3 seeds) |", "|---|---|---|---|"]
+    for name, entry in ALGORITHMS.items():
+        spec = get_algorithm_spec(name)
+        reached = [
+            f"{r['env_id']} at {r['total_timesteps'] // 1000}k: {learned(r)}" for r in learning() if r["algo"] == name
+        ]
+        kinds = ", ".join(kind.replace("_", "-") for kind in spec.actions)
+        cells = (
+            f"[{entry.public}](docs/{name}.md) ({entry.year})",
+            ", ".join(spec.obs),
+            kinds,
+            "; ".join(reached) or "not yet",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Fill every ``<!-- begin: name -->`` … ``<!-- end -->`` of a page."""
+
+    def fill(match: re.Match) -> str:
+        kind, _, what = match[1].partition(" ")
+        made = {
+            "options": lambda: markdown_table(get_algorithm_spec(what).config),
+            "results": lambda: results_table(what or None),
+            "speed": speed_table,
+            "algorithms": algorithms_table,
+        }[kind]()
+        return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"
+
+    return re.sub(r"<!-- begin: ([\w ]+?) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text()
+        made = page(text)
+        if made != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                path.write_text(made)
+    print(f"{'out of date' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
