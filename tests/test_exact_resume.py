@@ -110,6 +110,17 @@ def test_options_with_state_of_their_own_resume_exactly(tiny, algo, changes):
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
 
 
+@pytest.mark.parametrize("algo", SMOKE)
+def test_a_compiled_run_resumes_exactly_too(tiny, algo):
+    spec = get_algorithm_spec(algo)
+    config = tiny(algo, total_timesteps=96, compile=True, eval_interval=0)
+    straight = spec.train(config, run_suffix="straight")
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(50)])
+    resumed = resume_training(stopped.run_dir)
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
+    assert load_checkpoint(resumed.checkpoint_path).trainer_state["engine"]["compile"] is True
+
+
 def test_a_larger_total_continues_from_the_same_state(tiny):
     spec = get_algorithm_spec("dqn")
     long = spec.train(

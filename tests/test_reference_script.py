@@ -1,4 +1,4 @@
-from reference import check_reference_script
+from reference_scripts import check_reference_script
 
 
 def test_the_reference_script_trains_and_reports(tmp_path):

@@ -63,7 +63,7 @@ class ReplayBuffer:
         packed = {k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)}
         width = sum(int(np.prod(shape)) for shape, _ in packed.values())
         self._packed = np.zeros((capacity, width), np.float32)
-        self._matrix, self._widths = torch.from_numpy(self._packed), []  # type: torch.Tensor, list[int]
+        self._widths: list[int] = []
         start = 0
         for name, (shape, dtype) in packed.items():
             stop = start + int(np.prod(shape))
@@ -110,30 +110,31 @@ class ReplayBuffer:
     def rows(self, index: np.ndarray) -> Batch:
         """The transitions at ``index``, as tensors on the buffer's device."""
         gathered, views, integers = self._batch(len(index))
-        torch.index_select(self._matrix, 0, torch.from_numpy(index), out=gathered)
+        np.take(self._packed, index, axis=0, out=gathered, mode="clip")  # "clip" writes straight into ``out``
         for source, target in integers:
-            target.copy_(source)
+            np.copyto(target, source, casting="unsafe")
         for name, array in self._loose.items():
             views[name] = torch.from_numpy(array[index])
         if self._device.type != "cpu":
             return {name: view.to(self._device) for name, view in views.items()}
         return views
 
-    def _batch(self, n: int) -> tuple[torch.Tensor, Batch, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _batch(self, n: int) -> tuple[np.ndarray, Batch, list[tuple[np.ndarray, np.ndarray]]]:
         """Room for ``n`` rows: the matrix they are gathered into, its columns by name, and integer copies to fill from it."""
         if self._reused is not None and len(self._reused[0]) == n:
             return self._reused
-        gathered = torch.empty(n, self._packed.shape[1])
+        gathered = np.empty((n, self._packed.shape[1]), np.float32)
+        columns = np.split(gathered, np.cumsum(self._widths)[:-1], axis=1)
         views: Batch = {}
         integers = []
-        for (name, shape, integer), column in zip(self._views, gathered.split(self._widths, 1)):
+        for (name, shape, integer), column in zip(self._views, columns):
             if name == "truncations":  # no update needs them: they end n-step windows and go into exports
                 continue
-            views[name] = column.view(n, *shape) if len(shape) != 1 else column
+            column = column.reshape(n, *shape)  # a view: only the last axis is split
             if integer:
-                target = torch.empty(views[name].shape, dtype=torch.int64)
-                integers.append((views[name], target))
-                views[name] = target
+                integers.append((column, np.empty(column.shape, np.int64)))
+                column = integers[-1][1]
+            views[name] = torch.from_numpy(column)
         if self._reuse:
             self._reused = (gathered, views, integers)
         return gathered, views, integers

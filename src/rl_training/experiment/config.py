@@ -76,27 +76,31 @@ def _accepts(annotation: Any, kind: type) -> bool:
 
 
 def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, str]]:
-    found: list[tuple[Loc, str]] = []
+    found: dict[Loc, list[str]] = {}
     for item in error.errors():
         loc: Loc = (
             tuple(part for part in item["loc"] if part in model.model_fields or isinstance(part, int)) or item["loc"]
         )
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, ConfigError):
-            found += cause.under(*loc).problems
+            for inner, message in cause.under(*loc).problems:
+                found.setdefault(inner, []).append(message)
         elif item["type"] == "extra_forbidden":
-            found.append((item["loc"], unknown(str(item["loc"][-1]), model.model_fields, model.TITLE)))
-        elif item["type"] == "missing":
-            found.append((loc, "is required"))
-        elif item["type"] == "value_error":
-            found.append((loc, str(cause)))
+            found.setdefault(item["loc"], []).append(unknown(str(item["loc"][-1]), model.model_fields, model.TITLE))
+        elif item["type"] in ("missing", "value_error"):
+            found.setdefault(loc, []).append("is required" if cause is None else str(cause))
         else:
-            message = item["msg"][0].lower() + item["msg"][1:].removeprefix("nput ")
-            found.append((loc, f"{message.removeprefix('i')}, got {item['input']!r}"))
-    seen: dict[Loc, str] = {}
-    for loc, message in found:  # a union reports once per member: the first is enough
-        seen.setdefault(loc, message)
-    return list(seen.items())
+            what = item["msg"].removeprefix("Input ").rstrip(".")
+            found.setdefault(loc, []).append(f"{what[0].lower()}{what[1:]}, got {item['input']!r}")
+    return [(loc, _either(messages)) for loc, messages in found.items()]
+
+
+def _either(messages: list[str]) -> str:
+    """A union complains once per member: ``should be a valid boolean or should be 'auto', got 'yes'``."""
+    heads, tails = zip(*(message.partition(", got ")[::2] for message in messages))
+    if len(messages) == 1 or not all(tails):
+        return messages[0]
+    return f"{' or '.join(dict.fromkeys(heads))}, got {tails[0]}"
 
 
 def unknown(name: str, known: typing.Iterable[str], owner: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 
@@ -11,6 +13,7 @@ from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
+LONGEST = 100_000  # steps after which an episode without an end is cut
 
 
 def evaluate(
@@ -33,6 +36,12 @@ def evaluate(
                     carry = acting.carry
                     obs, reward, terminated, truncated, _ = env.step(spaces.to_env(acting.actions)[0])
                     total, length, done = total + float(reward), length + 1, terminated or truncated
+                    if length >= LONGEST and not done:
+                        done = True
+                        warnings.warn(
+                            f"evaluation cut an episode after {LONGEST:,} steps; set env_kwargs.max_episode_steps",
+                            stacklevel=2,
+                        )
                 returns.append(total)
                 lengths.append(length)
     finally:

@@ -158,28 +158,26 @@ class Run(Stateful):
         """Give every scheduled quantity its value at this step."""
         for name, spec, horizon, warmup in self._schedules:
             value = resolve_schedule_value(spec, step=self.step, total_steps=horizon, warmup_steps=warmup)
-            if name == "learning_rate":
-                self._notes["lr_scale"] = value
+            if self._notes.get(name) == value:
+                continue
+            self._notes[name] = value
+            if name == "lr_scale":
                 self._notes["learning_rate"] = apply_learning_rate_scale(agent.optimizers(), value)
             else:
                 agent.set_control(name, value)
-                self._notes[name] = value
 
     def _plan_schedules(self, agent: Learner) -> None:
         total, options = self.config.total_timesteps, self._options
         self._schedules: list[tuple[str, Any, int, int]] = []
         rate = resolve_schedule_spec(options.learning_rate_schedule)
-        apply_learning_rate_scale(agent.optimizers(), 1.0)
+        self._notes = {"lr_scale": 1.0, "learning_rate": apply_learning_rate_scale(agent.optimizers(), 1.0)}
         if rate.kind != "constant" or rate.start != 1.0 or options.warmup_steps:
-            self._schedules.append(("learning_rate", rate, total, options.warmup_steps))
+            self._schedules.append(("lr_scale", rate, total, options.warmup_steps))
         for name in agent.CONTROLS:
             payload = getattr(options, f"{name}_schedule", None)
             if payload is not None:
                 spec = resolve_schedule_spec(payload)
                 self._schedules.append((name, spec, options.schedule_steps(name, total), 0))
-        if not self._schedules or self._schedules[0][0] != "learning_rate":
-            optimizers = agent.optimizers()
-            self._notes |= {"lr_scale": 1.0, "learning_rate": optimizers[0].base_lr if optimizers else 0.0}
 
     # ---- driving
 
