@@ -11,9 +11,20 @@ import re
 import sys
 from pathlib import Path
 
+from rl_training.envs.factory import AtariOptions, EnvOptions, PixelOptions, RewardOptions
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import markdown_table
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
+from rl_training.runtime.controls import EarlyStoppingConfig
 
+CONFIGS = {
+    "run": TrainConfig,
+    "env": EnvOptions,
+    "pixels": PixelOptions,
+    "atari": AtariOptions,
+    "reward": RewardOptions,
+    "early": EarlyStoppingConfig,
+}
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -81,6 +92,7 @@ def page(text: str) -> str:
         kind, _, what = match[1].partition(" ")
         made = {
             "options": lambda: markdown_table(get_algorithm_spec(what).config),
+            "config": lambda: markdown_table(CONFIGS[what or "run"]),
             "results": lambda: results_table(what or None),
             "speed": speed_table,
             "algorithms": algorithms_table,

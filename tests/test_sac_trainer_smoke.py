@@ -28,3 +28,13 @@ def test_the_temperature_is_tuned_or_fixed(tiny):
     assert spec.train(tiny("sac", alpha="auto")).metrics["alpha"] != 1.0
     with pytest.raises(ValueError, match=r"algo_kwargs\.alpha: must be 'auto' or at least 0, got -1"):
         spec.options(tiny("sac", alpha=-1.0))
+
+
+def test_dimensions_without_bounds_are_mentioned(tiny):
+    import gymnasium as gym
+
+    from toys import Counter
+
+    space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    with pytest.warns(UserWarning, match="no bounds in some dimensions"):
+        get_algorithm_spec("sac").train(tiny("sac", total_timesteps=40), env=lambda: Counter(actions=space))

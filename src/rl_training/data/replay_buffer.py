@@ -130,11 +130,11 @@ class ReplayBuffer:
         for (name, shape, integer), column in zip(self._views, columns):
             if name == "truncations":  # no update needs them: they end n-step windows and go into exports
                 continue
-            column = column.reshape(n, *shape)  # a view: only the last axis is split
+            view: np.ndarray = column.reshape(n, *shape)  # only the last axis is split: no copy
             if integer:
-                integers.append((column, np.empty(column.shape, np.int64)))
-                column = integers[-1][1]
-            views[name] = torch.from_numpy(column)
+                integers.append((view, np.empty(view.shape, np.int64)))
+                view = integers[-1][1]
+            views[name] = torch.from_numpy(view)
         if self._reuse:
             self._reused = (gathered, views, integers)
         return gathered, views, integers

@@ -24,7 +24,7 @@ class PixelOptions(Options):
     """Learn from the rendered picture instead of the observation."""
 
     TITLE = "wrappers.pixels"
-    resize_shape: Pair | None = opt((84, 84), "height and width; none keeps the rendered size")
+    resize_shape: Pair | None = opt((84, 84), "height and width; null keeps the rendered size")
     frame_stack: int = opt(1, "pictures side by side in one observation", ge=1)
     grayscale: bool = opt(True, "one channel instead of three")
     channel_first: bool = opt(True, "(C, H, W) instead of (H, W, C)")
@@ -61,7 +61,7 @@ class EnvOptions(Options):
     """The parts of ``env_kwargs`` that are ours; everything else goes to gym.make."""
 
     TITLE = "env_kwargs"
-    max_episode_steps: int | None = opt(None, "time limit in steps; none keeps the environment's own", ge=1)
+    max_episode_steps: int | None = opt(None, "time limit in steps; null keeps the environment's own", ge=1)
     wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, reward, frame_stack")
     training: dict[str, Any] = opt({}, "env_kwargs that hold for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs that hold for evaluation only")

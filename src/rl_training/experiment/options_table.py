@@ -31,12 +31,14 @@ def _row(name: str, field: Any) -> Row:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, Options):
+        value = value.model_dump()
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_text, value)) + "]"
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):  # as YAML writes them
+        return "null" if value is None else str(value).lower()
     return str(value)
 
 

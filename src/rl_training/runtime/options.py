@@ -23,7 +23,7 @@ class AlgorithmOptions(Options):
     """Controls of a run that live beside the algorithm's own options."""
 
     eval_interval: int | None = opt(
-        None, "environment steps between evaluations; none: twenty per run; 0: only at the end", ge=0
+        None, "environment steps between evaluations; null: twenty per run; 0: only at the end", ge=0
     )
     early_stopping: EarlyStoppingConfig | None = opt(
         None, "stop when an evaluation metric is reached or stops improving"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 from pydantic import field_validator
@@ -20,7 +21,7 @@ class SACOptions(OffPolicyOptions):
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     alpha: float | Literal["auto"] = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
-    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; none: minus the action dimension")
+    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
     tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
 
     @field_validator("alpha")
@@ -32,6 +33,8 @@ class SACOptions(OffPolicyOptions):
 
 
 def build(cfg: SACOptions, plan: Blueprint) -> SAC:
+    if plan.spaces.unbounded:
+        warnings.warn("the action space has no bounds in some dimensions: there, sac acts within [-1, 1]", stacklevel=2)
     return SAC(
         model=plan.make(MLPSACModel, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
         learning_rate=cfg.learning_rate,
