@@ -153,7 +153,7 @@ def _config_flags(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     number = float(text)
-    if number != int(number):
+    if not number.is_integer():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(number)
 

@@ -122,7 +122,10 @@ class Learner(Stateful):
     def set_eval_mode(self) -> None:
         self._mode(False)
 
+    training = True  # as modules have it
+
     def _mode(self, training: bool) -> None:
+        self.training = training
         for part in self._parts().values():
             if isinstance(part, nn.Module):
                 part.train(training)

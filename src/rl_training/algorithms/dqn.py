@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, descend, flatten
+from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.models.host import host_forward
 from rl_training.models.mlp_q_network import MLPQNetwork
 
@@ -56,12 +56,12 @@ class DQN(Learner):
         max_grad_norm: float | None = None,
         normalizer: ObservationNormalizer | None = None,
     ) -> None:
-        self.target_network = copy.deepcopy(q_network).requires_grad_(False)
+        self.target_network = copy.deepcopy(q_network)
         self.q_network, self.normalizer, self.updates = q_network, normalizer, 0
         self.optimizer = FlatAdam(q_network.parameters(), lr=learning_rate, max_grad_norm=max_grad_norm)
         self.last_td_errors: torch.Tensor | None = None
-        self._target_flat = flatten(self.target_network.parameters())
-        self._gamma = torch.tensor(gamma, device=self._target_flat.device)
+        self._target = Target(q_network, self.target_network, lambda network: network.parameters())
+        self._gamma = torch.tensor(gamma, device=self._target.flat.device)
         self._target_update_interval, self._double, self._epsilon = target_update_interval, double_q, 0.0
         self._forward = host_forward(q_network.body if type(q_network) is MLPQNetwork else q_network)
 
@@ -90,7 +90,8 @@ class DQN(Learner):
         self.last_td_errors = metrics.pop("td_errors")
         self.updates += 1
         if self.updates % self._target_update_interval == 0:
-            self._target_flat.copy_(self.optimizer.flat)
+            self._target.flat.copy_(self.optimizer.flat)
+            self._target.copy_buffers()
         return UpdateResult(Metrics(metrics), num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:

@@ -18,6 +18,10 @@ from torch import nn
 Tensors = dict[str, torch.Tensor]
 
 
+def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in params if p.requires_grad]
+
+
 def flatten(params: Iterable[nn.Parameter]) -> torch.Tensor:
     """Make the parameters views of one flat tensor and return it. Move modules to their device before this, never after."""
     params = list(params)
@@ -43,7 +47,7 @@ class FlatAdam:
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
     ) -> None:
-        self.params = list(params)
+        self.params = trainable(params)
         if not self.params:
             raise ValueError("FlatAdam got no parameters")
         self.flat = flatten(self.params)
@@ -59,7 +63,12 @@ class FlatAdam:
                 "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
                 "after the learner was made): make the learner after moving the module"
             )
-        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self.params)])
+        if torch.compiler.is_compiling():
+            return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self.params)])
+        grads = torch.autograd.grad(loss, self.params, allow_unused=True)
+        if all(g is None for g in grads):
+            raise RuntimeError("the loss depends on none of the optimizer's parameters")
+        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, self.params)])
 
     @torch.no_grad()
     def step(self, grad: torch.Tensor) -> None:
@@ -106,6 +115,22 @@ LEAN = {
 
 
 _SERIAL = itertools.count()
+
+
+class Target:
+    """A slowly following copy of some of a module's parameters, as one flat tensor, and of its buffers."""
+
+    def __init__(
+        self, online: nn.Module, target: nn.Module, parameters: Callable[[Any], Iterable[nn.Parameter]]
+    ) -> None:
+        followed = [p for p, source in zip(parameters(target), parameters(online)) if source.requires_grad]
+        self.flat = flatten(followed)
+        self._buffers = list(zip(target.buffers(), online.buffers()))
+        target.requires_grad_(False)
+
+    def copy_buffers(self) -> None:
+        for target, source in self._buffers:
+            target.copy_(source)
 
 
 class Compiled:

@@ -17,7 +17,7 @@ from torch import nn
 from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
 from rl_training.algorithms.dqn import td_target
 from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, descend, flatten
+from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.models.host import device_of, host_forward, torch_forward
 from rl_training.models.mlp_sac import LOG_STD_MAX, LOG_STD_MIN, MLPSACModel
 
@@ -67,7 +67,7 @@ class SAC(Learner):
         normalizer: ObservationNormalizer | None = None,
     ) -> None:
         device = device_of(model)
-        self.target_model: Any = copy.deepcopy(model).requires_grad_(False)
+        self.target_model: Any = copy.deepcopy(model)
         self.model, self.normalizer = model, normalizer
         self.actor_optimizer = FlatAdam(model.actor_parameters(), lr=learning_rate)
         self.critic_optimizer = FlatAdam(model.critic_parameters(), lr=learning_rate)
@@ -76,7 +76,7 @@ class SAC(Learner):
             torch.tensor(math.log(initial_alpha if alpha == "auto" else max(alpha, 1e-30)), device=device)
         )
         self.alpha_optimizer = FlatAdam([self._log_alpha], lr=learning_rate) if self._tuned else None
-        self._target_flat = flatten(self.target_model.critic_parameters())
+        self._target = Target(model, self.target_model, lambda model: model.critic_parameters())
         self._gamma, self._tau = torch.tensor(gamma, device=device), tau
         self._target_entropy = target_entropy
         self._actor = self._host_policy(device)
@@ -124,7 +124,9 @@ class SAC(Learner):
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         actions = batch["actions"]
         noise = torch.randn(2 * len(actions), *actions.shape[1:], device=actions.device)
-        return UpdateResult(Metrics(self.learn({**batch, "noise": noise})), num_gradient_steps=1)
+        metrics = self.learn({**batch, "noise": noise})
+        self._target.copy_buffers()
+        return UpdateResult(Metrics(metrics), num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs, actions = batch["obs"], batch["next_obs"], batch["actions"]
@@ -148,7 +150,7 @@ class SAC(Learner):
             steps.append((self.alpha_optimizer, losses["alpha_loss"]))
         descend(*steps)
         with torch.no_grad():
-            self._target_flat.lerp_(self.critic_optimizer.flat, self._tau)
+            self._target.flat.lerp_(self.critic_optimizer.flat, self._tau)
         return {
             **{name: loss.detach() for name, loss in losses.items()},
             "q_value_mean": q_values.detach().mean(),

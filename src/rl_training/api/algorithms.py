@@ -39,7 +39,7 @@ class ManagedAlgorithm:
         **options: Any,
     ) -> None:
         if not isinstance(config, TrainConfig):
-            env, config = (None, config) if isinstance(config, str) else (config, env_name(config))
+            env, config = (env, config) if isinstance(config, str) else (config, env_name(config))
             config = self._short_form(config, options)
         elif options:
             raise ConfigError([((name,), "belongs into the config when one is given") for name in options])
@@ -155,7 +155,7 @@ def env_name(env: gym.Env | Any) -> str:
     spec = getattr(env, "spec", None)
     if spec is not None:
         return spec.id
-    inner = getattr(env, "unwrapped", env)
+    inner = env if isinstance(env, type) else getattr(env, "unwrapped", env)
     return getattr(inner, "__name__", type(inner).__name__).replace("<lambda>", "custom")
 
 

@@ -62,7 +62,11 @@ class ReplayBuffer:
         self._views: list[tuple[str, tuple[int, ...], bool]] = []
         packed = {k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)}
         width = sum(int(np.prod(shape)) for shape, _ in packed.values())
-        self._packed = np.zeros((capacity, width), np.float32)
+        try:
+            self._packed = np.zeros((capacity, width), np.float32)
+            self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
+        except MemoryError as error:
+            raise ValueError(f"a replay buffer of {capacity:,} transitions does not fit into memory: {error}") from None
         self._widths: list[int] = []
         start = 0
         for name, (shape, dtype) in packed.items():
@@ -73,13 +77,12 @@ class ReplayBuffer:
             self._views.append((name, shape, dtype != np.float32))  # indices up to 2^24 are exact in float32
             self._widths.append(stop - start)
             start = stop
-        self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
         self._columns.update(self._loose)
 
     def __len__(self) -> int:
         return self.size
 
-    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = 0.0) -> None:
+    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
         """Append one row or many; every value has the same leading length."""
         n = len(rewards) if getattr(rewards, "ndim", 1) and hasattr(rewards, "__len__") else 1
         rows = {
@@ -88,7 +91,7 @@ class ReplayBuffer:
             "rewards": rewards,
             "next_obs": next_obs,
             "dones": dones,
-            "truncations": truncations,
+            "truncations": 0.0 if truncations is None else truncations,
         }
         if n > self.capacity:
             rows = {name: value[-self.capacity :] if np.ndim(value) else value for name, value in rows.items()}

@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium.wrappers import FlattenObservation
 from pydantic import Field, Strict
 
-from rl_training.envs.spaces import is_image
+from rl_training.envs.spaces import CHANNELS, is_image
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PixelObservation
 from rl_training.experiment.config import ConfigError, Options, opt
 
@@ -114,18 +114,23 @@ class EnvFactory:
             env = PixelObservation(env, **wrappers.pixels.model_dump(exclude={"frame_stack"}))
             if wrappers.pixels.frame_stack > 1:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
+            if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
+                raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
         env = _flat_observations(env)
         return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
 
 
 def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) -> gym.Env:
-    if options.wrappers.pixels is not None:
-        kwargs = {"render_mode": "rgb_array", **kwargs}
-    if options.wrappers.atari is not None:
-        kwargs = {"frameskip": 1, "obs_type": "grayscale", **kwargs}
+    if isinstance(source, str):
+        if options.wrappers.pixels is not None:
+            kwargs = {"render_mode": "rgb_array", **kwargs}
+        if options.wrappers.atari is not None:
+            kwargs = {"frameskip": 1, "obs_type": "grayscale", **kwargs}
     limit = options.max_episode_steps if options.wrappers.atari is None else None
     if isinstance(source, str):
         return _registered(source, limit, kwargs)
+    if kwargs:
+        raise ConfigError([((name,), "belongs to gym.make, but the environment was given as it is") for name in kwargs])
     env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)
     if not isinstance(env, gym.Env):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
@@ -141,7 +146,7 @@ def _registered(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.E
         gym.register_envs(ale_py)
     try:
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
-    except (gym.error.Error, ImportError, TypeError) as error:
+    except Exception as error:  # whatever the environment's own constructor may raise
         reason = " ".join(str(error).split())
         raise ValueError(f"cannot make the environment {env_id!r}: {reason}") from None
     if "mujoco" in sys.modules and hasattr(sys.modules["mujoco"], "set_mju_user_warning"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import FlattenObservation
 
 CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
 
@@ -28,7 +28,9 @@ class Spaces:
     env_shape: tuple[int, ...] = ()  # the action's shape in the environment
     env_dtype: Any = None
     channels_last: bool = False
-    bounded: Any = None  # which dimensions of a box have bounds
+    low: Any = None  # its bounds, infinite where it has none
+    high: Any = None
+    raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
@@ -44,6 +46,7 @@ class Spaces:
             "obs_shape": shape,
             "obs_dtype": np.dtype(np.uint8 if image else np.float32),
             "channels_last": channels_last,
+            "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
         }
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
@@ -55,11 +58,11 @@ class Spaces:
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             low, high = act.low.reshape(-1).astype(np.float64), act.high.reshape(-1).astype(np.float64)
             bounded = np.isfinite(low) & np.isfinite(high)
-            low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-            center, scale = (high + low) / 2, (high - low) / 2
+            bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+            center, scale = (top + bottom) / 2, (top - bottom) / 2
             return cls(
                 **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
-                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, bounded=bounded,
+                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, low=low.astype(np.float32), high=high.astype(np.float32),
             )  # fmt: skip
         raise ValueError(f"actions must be Discrete, Box, MultiDiscrete or MultiBinary, got {act}")
 
@@ -83,9 +86,9 @@ class Spaces:
     def num_actions(self) -> int:
         return self.choices[0]
 
-    @cached_property
+    @property
     def unbounded(self) -> bool:
-        return self.bounded is not None and not self.bounded.all()
+        return self.low is not None and not np.isfinite([self.low, self.high]).all()
 
     @property
     def action_dim(self) -> int:
@@ -109,9 +112,15 @@ class Spaces:
         raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}")
 
     def encode(self, obs: Any) -> np.ndarray:
-        """One raw observation, or a batch of them, in the networks' layout and type."""
+        """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""
         array = np.asarray(obs, self.obs_dtype)
         return np.moveaxis(array, -1, -3) if self.channels_last else array
+
+    def flatten(self, obs: Any) -> Any:
+        """An observation as the environment gives it before it is flattened to a vector; others stay as they are."""
+        if self.raw is not None and self.raw.contains(obs):
+            return gym.spaces.flatten(self.raw, obs)
+        return obs
 
     def to_env(self, actions: np.ndarray) -> Any:
         """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped to their bounds."""
@@ -119,14 +128,8 @@ class Spaces:
             return (actions + self.start).tolist() if self.start else actions.tolist()
         if self.action_kind != "box":
             return actions
-        inside = np.clip(actions, -1.0, 1.0)
-        if self.unbounded:
-            inside = np.where(self.bounded, inside, actions)
-        return (
-            (self.center + self.scale * inside)
-            .astype(self.env_dtype, copy=False)
-            .reshape(len(actions), *self.env_shape)
-        )
+        mapped = np.clip(self.center + self.scale * actions, self.low, self.high)
+        return mapped.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""

@@ -55,20 +55,35 @@ class Options(BaseModel):
         """1e5 is a whole number, numpy scalars are numbers, and True is neither."""
         if not isinstance(values, dict):
             return values
-        fields = cls.model_fields
-        return {name: _natural(value, fields[name]) if name in fields else value for name, value in values.items()}
+        return {name: _natural(value, cls.model_fields.get(name)) for name, value in values.items()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, _natural(value, type(self).model_fields.get(name)))
+        except ValidationError as error:
+            raise ConfigError(_problems(error, type(self))) from None
 
     def replace(self, **changes: Any) -> typing.Self:
         """A copy with some fields changed, validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
-def _natural(value: Any, field: FieldInfo) -> Any:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
+def _natural(value: Any, field: FieldInfo | None) -> Any:
+    value = _without_numpy(value)
+    if field is None:
+        return value
     if isinstance(value, float) and value.is_integer() and not _accepts(field.annotation, float):
         return int(value) if _accepts(field.annotation, int) else value
     return value
+
+
+def _without_numpy(value: Any) -> Any:
+    """Numpy's scalars and arrays as plain values, at any depth: searches and spaces produce them."""
+    if hasattr(value, "tolist") and hasattr(value, "ndim"):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _without_numpy(part) for key, part in value.items()}
+    return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value
 
 
 def _accepts(annotation: Any, kind: type) -> bool:
@@ -149,8 +164,8 @@ class TrainConfig(Options):
     @classmethod
     def _device(cls, value: str) -> str:
         kind, _, index = value.partition(":")
-        if kind not in ("auto", "cpu", "cuda", "mps") or (index and not index.isdigit()):
-            raise ValueError(f"must be auto, cpu, cuda, cuda:N or mps, got {value!r}")
+        if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
         return value
 
     def plain(self) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class RunContext:
 
 def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
     """A new run directory. With a suffix its name is fixed and must be free; without, a unique one is found."""
+    text = dump_yaml(config.plain())
     stem = f"{config.algo}__{config.env_id.replace('/', '-').replace(':', '-')}__seed{config.seed}"
     if run_suffix is not None:
         context = _claim(config, f"{stem}__{run_suffix}")
@@ -65,7 +66,7 @@ def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> Ru
         while context is None:
             context = _claim(config, f"{stem}__{stamp}" + (f"-{count}" if count > 1 else ""))
             count += 1
-    context.config_path.write_text(dump_yaml(config.plain()))
+    context.config_path.write_text(text)
     write_metadata(context, provenance())
     return context
 
@@ -95,9 +96,9 @@ def open_run_context(run_dir: str | Path) -> RunContext:
 def run_dir_of(checkpoint: Path) -> Path | None:
     """The run directory a checkpoint lies in, if it lies in one."""
     folder = checkpoint.resolve().parent
-    return (
-        checkpoint.parent.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").exists() else None
-    )
+    if folder.name != "checkpoints" or not (folder.parent / "config.yaml").exists():
+        return None
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else folder.parent
 
 
 def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
@@ -172,7 +173,7 @@ def list_checkpoints(context: RunContext) -> list[Path]:
     return sorted(p for p in context.checkpoints_dir.glob(f"step_*{SUFFIX}") if ".buffers" not in p.name)
 
 
-def newest_checkpoint(run_dir: str | Path) -> tuple[Path, CheckpointState, list[str]]:
+def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Path, CheckpointState, list[str]]:
     """The newest whole checkpoint of a run, and what was wrong with newer ones."""
     context = RunContext(Path(run_dir).name, Path(run_dir))
     if not context.run_dir.is_dir():
@@ -180,12 +181,20 @@ def newest_checkpoint(run_dir: str | Path) -> tuple[Path, CheckpointState, list[
     problems: list[str] = []
     for path in reversed(list_checkpoints(context)):
         try:
-            return path, load_checkpoint(path), problems
+            return path, load_checkpoint(path, buffers=buffers), problems
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
     raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+
+
+def drop_later_checkpoints(context: RunContext, step: int) -> None:
+    """A run resumed from an older checkpoint leaves its former future behind."""
+    for path in list_checkpoints(context):
+        if path.name > checkpoint_name(step):
+            path.unlink(missing_ok=True)
+            buffers_path(path).unlink(missing_ok=True)
 
 
 def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> None:

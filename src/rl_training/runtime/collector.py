@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
@@ -69,10 +70,7 @@ class Collector:
             self._begin(i)
 
     def _begin(self, i: int) -> None:
-        try:
-            obs = self._envs[i].begin()
-        except Exception as error:
-            raise EnvironmentFailure(f"environment {i} raised {_brief(error)} on reset, step {self.steps}") from error
+        obs = attempt(f"on reset, step {self.steps}", self._envs[i].begin)
         self.obs[i] = obs if self._encode is None else self._encode(obs)
         self._returns[i], self._lengths[i] = 0.0, 0
 
@@ -87,8 +85,8 @@ class Collector:
             slot = self._envs[i]
             try:
                 obs, reward, terminated, truncated, _ = slot.step(action)
-            except Exception as error:
-                raise EnvironmentFailure(f"environment {i} raised {_brief(error)} at step {self.steps}") from error
+            except Exception as error:  # not by attempt(): this is the hot path
+                raise EnvironmentFailure(f"an environment raised {_brief(error)} at step {self.steps}") from error
             slot.actions.append(action)
             next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
             rewards[i] = reward = float(reward)
@@ -151,6 +149,14 @@ class Collector:
     def close(self) -> None:
         for slot in self._envs:
             slot.env.close()
+
+
+def attempt(when: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call into an environment; whatever it raises becomes an EnvironmentFailure."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        raise EnvironmentFailure(f"an environment raised {_brief(error)} {when}") from error
 
 
 def _brief(error: BaseException) -> str:

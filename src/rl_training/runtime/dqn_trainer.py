@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import field_validator
+
 from rl_training.algorithms.dqn import DQN
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Schedule
+from rl_training.runtime.schedules import resolve_schedule_spec
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 
@@ -25,6 +30,16 @@ class DQNOptions(OffPolicyOptions):
         0.1, "part of the run over which epsilon_schedule goes from start to end", gt=0, le=1
     )
     max_grad_norm: float | None = opt(10.0, "gradients are scaled down to this norm", gt=0)
+
+    @field_validator("epsilon_schedule")
+    @classmethod
+    def _probabilities(cls, value: Any) -> Any:
+        if value is None or value == "constant" or (isinstance(value, dict) and "start" not in value):
+            raise ValueError("needs the share of random actions to start from: {type, start, end}")
+        spec = resolve_schedule_spec(value)
+        if not (0 <= spec.start <= 1 and 0 <= spec.end <= 1):
+            raise ValueError(f"shares of random actions lie in [0, 1], got {spec.start:g} to {spec.end:g}")
+        return value
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         return max(1, int(total_timesteps * self.exploration_fraction)) if name == "epsilon" else total_timesteps

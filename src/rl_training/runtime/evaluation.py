@@ -11,6 +11,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
+from rl_training.runtime.collector import attempt
 
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which an episode without an end is cut
@@ -20,21 +21,25 @@ def evaluate(
     agent: Learner, factory: EnvFactory, *, episodes: int, seed: int, deterministic: bool = True
 ) -> dict[str, float]:
     """The same episodes every time for the same seed, so that evaluations of one run can be compared."""
+    if episodes < 1:
+        raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
     returns, lengths = [], []
+    trained = agent.training
     rng = np.random.default_rng((seed, EVALUATION))
     agent.set_eval_mode()
     env = factory.make(training=False)
     try:
         spaces = Spaces.of(env)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             for episode in range(episodes):
-                obs, _ = env.reset(seed=episode_seed(seed, EVALUATION, episode))
+                obs, _ = attempt("on reset, in evaluation", env.reset, seed=episode_seed(seed, EVALUATION, episode))
                 carry, done, total, length = agent.initial_carry(1), False, 0.0, 0
                 while not done:
                     acting = agent.act(spaces.encode(obs)[None], carry=carry, deterministic=deterministic, rng=rng)
                     carry = acting.carry
-                    obs, reward, terminated, truncated, _ = env.step(spaces.to_env(acting.actions)[0])
+                    action = spaces.to_env(acting.actions)[0]
+                    obs, reward, terminated, truncated, _ = attempt("in evaluation", env.step, action)
                     total, length, done = total + float(reward), length + 1, terminated or truncated
                     if length >= LONGEST and not done:
                         done = True
@@ -46,7 +51,8 @@ def evaluate(
                 lengths.append(length)
     finally:
         env.close()
-        agent.set_train_mode()
+        if trained:
+            agent.set_train_mode()
     return {
         "eval_return_mean": float(np.mean(returns)),
         "eval_return_std": float(np.std(returns)),

@@ -49,8 +49,8 @@ class TorchRng:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["cpu"])
-        if state["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda"])
+        for device, saved in zip(range(torch.cuda.device_count()), state["cuda"]):
+            torch.cuda.set_rng_state(saved, device)
 
 
 class CallbackStates:
@@ -176,7 +176,7 @@ class Run(Stateful):
         for name in agent.CONTROLS:
             payload = getattr(options, f"{name}_schedule", None)
             if payload is not None:
-                spec = resolve_schedule_spec(payload)
+                spec = resolve_schedule_spec(payload, start=getattr(options, name, 1.0))
                 self._schedules.append((name, spec, options.schedule_steps(name, total), 0))
 
     # ---- driving
@@ -197,6 +197,7 @@ class Run(Stateful):
         if self.engine.compile:
             agent.use_compiled()
         with self._locked(context), self.engine.running(), self._signals():
+            runs.drop_later_checkpoints(context, self.step)
             return self._driven(loop, context, resumed=checkpoint is not None)
 
     def _driven(self, loop: Any, context: RunContext, *, resumed: bool) -> TrainResult:
@@ -211,7 +212,9 @@ class Run(Stateful):
             self._progress.say(f"{title}: {self.engine.why}; run directory {context.run_dir}")
             for hook in self._hooks["on_train_start"]:
                 hook(self._shown())
-            if self.step < total:
+            if self.budget_spent or (self._max_epochs is not None and self.epoch >= self._max_epochs):
+                self._state.request_stop("the budget of updates or epochs is spent")
+            elif self.step < total:
                 served, due = self.step, self._event_after(self.step)
                 for _ in loop:
                     if self.step < due and not self._state.should_stop:
@@ -310,6 +313,11 @@ class Run(Stateful):
         if state.buffer_state is None:
             raise TrainingFailure(
                 "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
+            )
+        done = state.trainer_state["step"]
+        if done > self.config.total_timesteps < state.config["total_timesteps"]:
+            raise TrainingFailure(
+                f"the run is at step {done:,} already, beyond a total of {self.config.total_timesteps:,}"
             )
         trainer = {name: value for name, value in state.trainer_state.items() if name != "engine"}
         with fitting():

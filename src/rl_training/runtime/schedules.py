@@ -29,8 +29,13 @@ class ScheduleSpec:
         return self.start
 
 
-def resolve_schedule_spec(payload: ScheduleSpec | str | Mapping[str, Any] | None) -> ScheduleSpec:
-    """None is constant; a string names the kind; a mapping has ``type`` and optionally ``start`` and ``end``."""
+def resolve_schedule_spec(
+    payload: ScheduleSpec | str | Mapping[str, Any] | None, *, start: float = 1.0
+) -> ScheduleSpec:
+    """None is constant; a string names the kind; a mapping has ``type`` and optionally ``start`` and ``end``.
+
+    ``start`` is what a payload without one starts from.
+    """
     if isinstance(payload, ScheduleSpec):
         return payload
     values: dict[str, Any] = {} if payload is None else {"type": payload} if isinstance(payload, str) else dict(payload)
@@ -42,7 +47,7 @@ def resolve_schedule_spec(payload: ScheduleSpec | str | Mapping[str, Any] | None
             raise ValueError(f"unknown part of a schedule: {name!r}; it has type, start and end")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{name} of a schedule must be a number, got {value!r}")
-    return ScheduleSpec(kind, **{name: float(value) for name, value in values.items()})
+    return ScheduleSpec(kind, **{"start": float(start), **{name: float(value) for name, value in values.items()}})
 
 
 def resolve_schedule_value(

@@ -148,7 +148,9 @@ class AlgorithmSpec:
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
         factory = EnvFactory(config.env_id, config.env_kwargs)
-        return evaluate(agent, factory, episodes=num_episodes or config.eval_episodes, seed=config.seed)
+        return evaluate(
+            agent, factory, episodes=config.eval_episodes if num_episodes is None else num_episodes, seed=config.seed
+        )
 
     def predict_fn(
         self, config: TrainConfig, checkpoint_state: CheckpointState, device: str, obs: Any, deterministic: bool = True
@@ -159,7 +161,13 @@ class AlgorithmSpec:
 
 def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:
     """The action for one observation, or an array of actions for a batch, in the environment's own units."""
-    encoded = spaces.encode(obs)
+    obs = spaces.flatten(obs)
+    try:
+        encoded = spaces.encode(obs)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"observations have shape {spaces.obs_shape} (or a batch of them), got {type(obs).__name__}"
+        ) from None
     single = encoded.ndim == len(spaces.obs_shape)
     if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(
         spaces.obs_shape

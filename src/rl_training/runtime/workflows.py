@@ -23,7 +23,7 @@ def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, Checkpoin
     path = Path(path)
     if not path.is_dir():
         return path, load_checkpoint(path, buffers=buffers)
-    found, state, problems = newest_checkpoint(path)
+    found, state, problems = newest_checkpoint(path, buffers=buffers)
     for problem in problems:
         warnings.warn(f"{problem}; going back to {found.name}", stacklevel=2)
     return found, state
