@@ -1,5 +1,6 @@
 """Compiled updates: as eager ones, independent of each other, and open to schedules."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -88,6 +89,37 @@ def test_a_changed_learning_rate_reaches_the_graph_and_other_shapes_run_eagerly(
     fast = dict(agent.update(transposed, global_step=0).metrics)
     torch.manual_seed(3)
     assert fast == pytest.approx(dict(expected.update(transposed, global_step=0).metrics), rel=1e-4, abs=1e-5)
+
+
+def test_packed_rows_are_unpacked_inside_the_graph_and_a_changed_batch_is_not():
+    from rl_training.algorithms.dqn import DQN
+    from rl_training.data import ReplayBuffer
+    from rl_training.models import MLPQNetwork
+
+    def learner(compiled):
+        torch.manual_seed(0)
+        network = MLPQNetwork(obs_dim=2, action_dim=3, hidden_sizes=(8,))
+        agent = DQN(q_network=network, learning_rate=1e-2, gamma=0.9, target_update_interval=3)
+        if compiled:
+            agent.use_compiled()
+        return agent
+
+    rng = np.random.default_rng(0)
+    replay = ReplayBuffer(64, (2,), (), action_dtype=np.int64, reuse=True)
+    replay.add(obs=rng.standard_normal((64, 2)), actions=rng.integers(0, 3, 64), rewards=rng.standard_normal(64),
+               next_obs=rng.standard_normal((64, 2)), dones=rng.integers(0, 2, 64))  # fmt: skip
+    fast, slow = learner(True), learner(False)
+    for _ in range(6):
+        rows = replay.sample(16)
+        assert rows.packed is not None
+        plain = {name: tensor.clone() for name, tensor in rows.items()}
+        assert dict(fast.update(rows, global_step=0).metrics) == pytest.approx(
+            dict(slow.update(plain, global_step=0).metrics), rel=1e-4
+        )
+    rows = replay.sample(16)
+    rows["weights"] = torch.zeros(16)
+    assert fast.update(rows, global_step=0).metrics["loss"] == 0.0
+    assert "weights" not in replay.sample(16)
 
 
 def test_what_cannot_be_compiled_runs_eagerly_and_says_so():

@@ -107,6 +107,20 @@ def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
         optimizer.step(grad)
 
 
+class PackedBatch(dict[str, torch.Tensor]):
+    """A batch whose tensors are columns of one matrix, ``packed``. A compiled update takes that matrix and applies ``unpack``
+    inside the graph: every tensor handed to a graph costs as much as a small kernel. Changing the batch unpacks it for good."""
+
+    def __init__(self, columns: Tensors, packed: torch.Tensor, unpack: Callable[[torch.Tensor], Tensors]) -> None:
+        super().__init__(columns)
+        self.packed: torch.Tensor | None = packed
+        self.unpack = unpack
+
+    def __setitem__(self, name: str, value: torch.Tensor) -> None:
+        self.packed = None
+        super().__setitem__(name, value)
+
+
 LEAN = {
     "cpp_wrapper": True,
     "size_asserts": False,
@@ -150,18 +164,22 @@ class Compiled:
     def __call__(self, batch: Tensors) -> Tensors:
         if self.failed:
             return self._eager(batch)
-        layout = tuple([(name, x.shape, x.stride(), x.dtype) for name, x in batch.items()])
+        packed = getattr(batch, "packed", None)
+        tensors = (packed,) if packed is not None else tuple(batch.values())
+        names = batch.unpack if packed is not None else tuple(batch)  # type: ignore[attr-defined]
+        layout = (names, [(x.shape, x.stride(), x.dtype) for x in tensors])
         if self._graph is None:
-            return self._first(batch, layout)
+            return self._first(batch, tensors, layout)
         if layout != self._layout:
             return self._eager(batch)
-        return self._graph(*batch.values())
+        return self._graph(*tensors)
 
-    def _first(self, batch: Tensors, layout: tuple) -> Tensors:
-        names, function = list(batch), self._eager
+    def _first(self, batch: Tensors, inputs: tuple[torch.Tensor, ...], layout: tuple) -> Tensors:
+        names, function = layout[0], self._eager
+        unpack = names if callable(names) else lambda *tensors: dict(zip(names, tensors))
 
         def update(*tensors: torch.Tensor) -> Tensors:
-            return function(dict(zip(names, tensors)))
+            return function(unpack(*tensors))
 
         # Graphs are cached by code object, and without guards nothing else tells two learners apart: a code object each.
         unique = update.__code__.replace(co_name=f"update_{next(_SERIAL)}")
@@ -175,7 +193,7 @@ class Compiled:
         graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards, **LEAN})
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
-                result = graph(*batch.values())
+                result = graph(*inputs)
         except Exception as error:  # nothing ran: compiling comes before the first kernel
             self.failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(f"updates run eagerly: compiling failed ({self.failed})", stacklevel=2)

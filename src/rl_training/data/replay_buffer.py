@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from rl_training.algorithms.optim import PackedBatch
 from rl_training.state import Rng
 
 Batch = dict[str, torch.Tensor]
@@ -78,6 +80,7 @@ class ReplayBuffer:
             self._widths.append(stop - start)
             start = stop
         self._columns.update(self._loose)
+        self._unpack = _unpacker(self._views, self._widths)
 
     def __len__(self) -> int:
         return self.size
@@ -120,24 +123,18 @@ class ReplayBuffer:
             views[name] = torch.from_numpy(array[index])
         if self._device.type != "cpu":
             return {name: view.to(self._device) for name, view in views.items()}
-        return views
+        # a dict of its own each time, so that adding to one batch does not add to the next
+        return dict(views) if self._loose else PackedBatch(views, torch.from_numpy(gathered), self._unpack)
 
     def _batch(self, n: int) -> tuple[np.ndarray, Batch, list[tuple[np.ndarray, np.ndarray]]]:
         """Room for ``n`` rows: the matrix they are gathered into, its columns by name, and integer copies to fill from it."""
         if self._reused is not None and len(self._reused[0]) == n:
             return self._reused
         gathered = np.empty((n, self._packed.shape[1]), np.float32)
-        columns = np.split(gathered, np.cumsum(self._widths)[:-1], axis=1)
-        views: Batch = {}
-        integers = []
-        for (name, shape, integer), column in zip(self._views, columns):
-            if name == "truncations":  # no update needs them: they end n-step windows and go into exports
-                continue
-            view: np.ndarray = column.reshape(n, *shape)  # only the last axis is split: no copy
-            if integer:
-                integers.append((view, np.empty(view.shape, np.int64)))
-                view = integers[-1][1]
-            views[name] = torch.from_numpy(view)
+        matrix = torch.from_numpy(gathered)
+        views: Batch = self._unpack(matrix)
+        floats = self._unpack(matrix, integers=False)
+        integers = [(floats[name].numpy(), views[name].numpy()) for name in views if views[name].dtype == torch.int64]
         if self._reuse:
             self._reused = (gathered, views, integers)
         return gathered, views, integers
@@ -163,6 +160,20 @@ class ReplayBuffer:
         for name, array in self._loose.items():
             array[:size] = state["loose"][name].numpy()
         self.rng.load_state_dict(state["rng"])
+
+
+def _unpacker(fields: list[tuple[str, tuple[int, ...], bool]], widths: list[int]) -> Callable[..., Batch]:
+    """A function from a matrix of packed rows to its columns by name: views, but for integers, which are copies."""
+
+    def unpack(matrix: torch.Tensor, integers: bool = True) -> Batch:
+        batch: Batch = {}
+        for (name, shape, integer), column in zip(fields, matrix.split(widths, 1)):
+            if name != "truncations":  # no update needs them: they end n-step windows and go into exports
+                view = column if len(shape) == 1 else column.view(len(matrix), *shape)
+                batch[name] = view.long() if integer and integers else view
+        return batch
+
+    return unpack
 
 
 class Mixed:
