@@ -35,6 +35,8 @@ elif unit == "dqn_cartpole":
         "learning_starts": 1000,
         "batch_size": 128,
         "target_update_interval": 500,
+        "train_frequency": 1,
+        "hidden_sizes": [64, 64],
         "double": False,
     }
 else:

@@ -18,10 +18,13 @@ from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 class DQNOptions(OffPolicyOptions):
     TITLE = "dqn"
     batch_size: int = opt(128, "transitions per update", ge=1)
-    hidden_sizes: Sizes = opt((64, 64), "widths of the hidden layers (images: the last one is the number of features)")
-    learning_rate: float = opt(5e-4, "step size of Adam", gt=0)
+    train_frequency: int = opt(2, "environment steps between updates, whatever the number of environments", ge=1)
+    hidden_sizes: Sizes = opt(
+        (128, 128), "widths of the hidden layers (images: the last one is the number of features)"
+    )
+    learning_rate: float = opt(1e-3, "step size of Adam", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
-    target_update_interval: int = opt(500, "updates between copies to the target network", ge=1)
+    target_update_interval: int = opt(100, "updates between copies to the target network", ge=1)
     double: bool = opt(True, "the online network chooses the next action, the target network judges it")
     epsilon_schedule: Schedule = opt(
         {"type": "linear", "start": 1.0, "end": 0.05}, "share of random actions: {type, start, end}"
