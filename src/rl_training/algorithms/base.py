@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,38 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.algorithms.metrics import Metrics, separate
 from rl_training.algorithms.optim import Compiled, FlatAdam, Tensors
 from rl_training.state import Stateful
 
 __all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
-
-
-class Metrics(Mapping[str, float]):
-    """Reads as floats, filled lazily: tensors are copied to the host in one go when somebody looks."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor | float]) -> None:
-        self._tensors = tensors
-        self._values: dict[str, float] | None = None
-
-    def _read(self) -> dict[str, float]:
-        if self._values is None:
-            tensors = {k: v for k, v in self._tensors.items() if isinstance(v, torch.Tensor)}
-            read = torch.stack([t.detach().reshape(()).float() for t in tensors.values()]).tolist() if tensors else []
-            plain = {k: float(v) for k, v in self._tensors.items() if k not in tensors}
-            self._values = {**plain, **dict(zip(tensors, read))}
-        return self._values
-
-    def __getitem__(self, name: str) -> float:
-        return self._read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __repr__(self) -> str:
-        return repr(self._read())
 
 
 @dataclass(slots=True)
@@ -101,9 +74,12 @@ class Learner(Stateful):
         """Whether updates run as a compiled graph; False too if that was tried and failed."""
         return self._run is not None and self._run.failed is None
 
-    def learn(self, batch: Tensors) -> Tensors:
-        """``_learn``, eager or compiled."""
-        return self._learn(batch) if self._run is None else self._run(batch)
+    def learn(self, batch: Tensors) -> tuple[Metrics, Tensors]:
+        """``_learn``, eager or compiled: its scalars as metrics, and whatever else it returns."""
+        if self._run is not None:
+            return self._run(batch)
+        names, scalars, rest = separate(self._learn(batch))
+        return Metrics(names, scalars), rest
 
     def set_control(self, name: str, value: float) -> None:
         """Give a scheduled coefficient its value; coefficients live in tensors so that compiled updates see them."""

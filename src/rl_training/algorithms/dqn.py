@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.models.host import host_forward
@@ -86,13 +86,13 @@ class DQN(Learner):
         return Acting(actions)
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
-        metrics = self.learn(batch)
-        self.last_td_errors = metrics.pop("td_errors")
+        metrics, rest = self.learn(batch)
+        self.last_td_errors = rest["td_errors"]
         self.updates += 1
         if self.updates % self._target_update_interval == 0:
             self._target.flat.copy_(self.optimizer.flat)
             self._target.copy_buffers()
-        return UpdateResult(Metrics(metrics), num_gradient_steps=1)
+        return UpdateResult(metrics, num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = batch["obs"], batch["next_obs"]

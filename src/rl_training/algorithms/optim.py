@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rl_training.algorithms.metrics import Metrics, separate
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -157,13 +159,13 @@ class Compiled:
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
         self._eager = function
-        self._graph: Callable[..., Tensors] | None = None
+        self._graph: Callable[..., Any] | None = None
         self._layout: tuple = ()
         self.failed: str | None = None
 
-    def __call__(self, batch: Tensors) -> Tensors:
+    def __call__(self, batch: Tensors) -> tuple[Metrics, Tensors]:
         if self.failed:
-            return self._eager(batch)
+            return self._eagerly(batch)
         packed = getattr(batch, "packed", None)
         tensors = (packed,) if packed is not None else tuple(batch.values())
         names = batch.unpack if packed is not None else tuple(batch)  # type: ignore[attr-defined]
@@ -171,15 +173,21 @@ class Compiled:
         if self._graph is None:
             return self._first(batch, tensors, layout)
         if layout != self._layout:
-            return self._eager(batch)
-        return self._graph(*tensors)
+            return self._eagerly(batch)
+        names, scalars, rest = self._graph(*tensors)
+        return Metrics(names, scalars), rest
 
-    def _first(self, batch: Tensors, inputs: tuple[torch.Tensor, ...], layout: tuple) -> Tensors:
+    def _eagerly(self, batch: Tensors) -> tuple[Metrics, Tensors]:
+        names, scalars, rest = separate(self._eager(batch))
+        return Metrics(names, scalars), rest
+
+    def _first(self, batch: Tensors, inputs: tuple[torch.Tensor, ...], layout: tuple) -> tuple[Metrics, Tensors]:
         names, function = layout[0], self._eager
         unpack = names if callable(names) else lambda *tensors: dict(zip(names, tensors))
 
-        def update(*tensors: torch.Tensor) -> Tensors:
-            return function(unpack(*tensors))
+        def update(*tensors: torch.Tensor) -> tuple[list[str], torch.Tensor, Tensors]:
+            names, scalars, rest = separate(function(unpack(*tensors)))
+            return names, torch.stack(scalars), rest  # every tensor that leaves a graph costs too
 
         # Graphs are cached by code object, and without guards nothing else tells two learners apart: a code object each.
         unique = update.__code__.replace(co_name=f"update_{next(_SERIAL)}")
@@ -193,13 +201,13 @@ class Compiled:
         graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards, **LEAN})
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
-                result = graph(*inputs)
+                scalar_names, scalars, rest = graph(*inputs)
         except Exception as error:  # nothing ran: compiling comes before the first kernel
             self.failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(f"updates run eagerly: compiling failed ({self.failed})", stacklevel=2)
-            return self._eager(batch)
+            return self._eagerly(batch)
         self._graph, self._layout = graph, layout
-        return result
+        return Metrics(scalar_names, scalars), rest
 
 
 def cannot_compile() -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import device_of, torch_forward
@@ -104,7 +104,7 @@ class PPO(Learner):
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One minibatch: obs (as ``act`` returned them), actions, logprobs, advantages, returns, values."""
-        return UpdateResult(Metrics(self.learn(batch)), num_gradient_steps=1)
+        return UpdateResult(self.learn(batch)[0], num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:
         advantages = batch["advantages"]

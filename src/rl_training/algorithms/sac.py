@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import Acting, Learner, Metrics, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.dqn import td_target
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
@@ -124,9 +124,9 @@ class SAC(Learner):
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         actions = batch["actions"]
         noise = torch.randn(2 * len(actions), *actions.shape[1:], device=actions.device)
-        metrics = self.learn({**batch, "noise": noise})
+        metrics, _ = self.learn({**batch, "noise": noise})
         self._target.copy_buffers()
-        return UpdateResult(Metrics(metrics), num_gradient_steps=1)
+        return UpdateResult(metrics, num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs, actions = batch["obs"], batch["next_obs"], batch["actions"]

@@ -115,7 +115,7 @@ class ReplayBuffer:
 
     def rows(self, index: np.ndarray) -> Batch:
         """The transitions at ``index``, as tensors on the buffer's device."""
-        gathered, views, integers = self._batch(len(index))
+        gathered, matrix, views, integers = self._batch(len(index))
         np.take(self._packed, index, axis=0, out=gathered, mode="clip")  # "clip" writes straight into ``out``
         for source, target in integers:
             np.copyto(target, source, casting="unsafe")
@@ -124,10 +124,10 @@ class ReplayBuffer:
         if self._device.type != "cpu":
             return {name: view.to(self._device) for name, view in views.items()}
         # a dict of its own each time, so that adding to one batch does not add to the next
-        return dict(views) if self._loose else PackedBatch(views, torch.from_numpy(gathered), self._unpack)
+        return dict(views) if self._loose else PackedBatch(views, matrix, self._unpack)
 
-    def _batch(self, n: int) -> tuple[np.ndarray, Batch, list[tuple[np.ndarray, np.ndarray]]]:
-        """Room for ``n`` rows: the matrix they are gathered into, its columns by name, and integer copies to fill from it."""
+    def _batch(self, n: int) -> tuple[np.ndarray, torch.Tensor, Batch, list[tuple[np.ndarray, np.ndarray]]]:
+        """Room for ``n`` rows: the matrix they are gathered into (twice: as array and tensor), its columns by name, and integer copies to fill from it."""
         if self._reused is not None and len(self._reused[0]) == n:
             return self._reused
         gathered = np.empty((n, self._packed.shape[1]), np.float32)
@@ -136,8 +136,8 @@ class ReplayBuffer:
         floats = self._unpack(matrix, integers=False)
         integers = [(floats[name].numpy(), views[name].numpy()) for name in views if views[name].dtype == torch.int64]
         if self._reuse:
-            self._reused = (gathered, views, integers)
-        return gathered, views, integers
+            self._reused = (gathered, matrix, views, integers)
+        return gathered, matrix, views, integers
 
     def state_dict(self) -> dict[str, Any]:
         """Only the filled part; the arrays are shared, not copied: write or copy them before adding more."""

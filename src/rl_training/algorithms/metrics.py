@@ -1,0 +1,43 @@
+"""Numbers of an update that read as floats but cost nothing until somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+
+class Metrics(Mapping[str, float]):
+    """Scalar tensors by name, copied to the host in one go on the first look."""
+
+    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor] | torch.Tensor) -> None:
+        """``tensors``: one scalar per name, or all of them in one tensor."""
+        self._names, self._tensors = names, tensors
+        self._values: dict[str, float] | None = None
+
+    def _read(self) -> dict[str, float]:
+        if self._values is None:
+            tensors = self._tensors
+            if not isinstance(tensors, torch.Tensor):
+                tensors = torch.stack([tensor.detach().float() for tensor in tensors])
+            self._values = dict(zip(self._names, tensors.tolist()))
+        return self._values
+
+    def __getitem__(self, name: str) -> float:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+
+def separate(results: dict[str, torch.Tensor]) -> tuple[list[str], list[torch.Tensor], dict[str, torch.Tensor]]:
+    """An update's results: names and tensors of the scalars, and whatever is no scalar."""
+    names = [name for name, tensor in results.items() if tensor.ndim == 0]
+    rest = {name: tensor for name, tensor in results.items() if tensor.ndim > 0}
+    return names, [results[name] for name in names], rest
