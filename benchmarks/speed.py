@@ -3,7 +3,7 @@
     python benchmarks/speed.py [--rounds 3] [--seconds 12] [--only dqn,sac]     peers come from benchmarks/peers.sh
 
 Work per processor second with one thread is the figure to compare on a shared machine. The wall-clock unit gives both cores
-to everyone at their best setting. Results go to benchmarks/results/speed.json.
+to everyone at their best setting. Results go to benchmarks/results/speed/, a file per unit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "speed"
 PEERS = Path(os.environ.get("PEERS", HERE / ".venvs"))
 UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 64x64",
          "ppo_cheetah8": "PPO HalfCheetah-v5, 8 envs, 2048 a rollout, 10 epochs, minibatch 64",
@@ -60,6 +61,8 @@ def main() -> None:
     args = parser.parse_args()
     from rl_training.experiment.runs import provenance
 
+    facts = provenance()
+    facts.pop("command")
     installed = [name for name in ("sb3", "sbx") if (PEERS / name / "bin" / "python").exists()]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
     units = [unit for unit in UNITS if not args.only or any(part in unit for part in args.only.split(","))]
@@ -73,28 +76,36 @@ def main() -> None:
                 if result is not None:
                     rates.setdefault(label, []).append(round(result[key], 2))
                     print(f"{unit:14} {label:8} {result[key]:10.1f}", flush=True)
-    rows = []
     for unit, rates in raw.items():
-        best: dict[str, float] = {}
-        for label, values in rates.items():  # at its best setting, where there are several
-            who = label.split()[0]
-            best[who] = max(best.get(who, 0.0), statistics.median(values))
-        for peer in [who for who in best if who != "ours"]:
-            rows.append({"unit": unit, "what": UNITS[unit], "ours": best["ours"], "peer": peer, "theirs": best[peer],
-                         "ratio": round(best["ours"] / best[peer], 2), "asked": ASKED.get((unit, peer))})  # fmt: skip
-    for row in rows:
-        asked = f" (asked {row['asked']})" if row["asked"] else ""
-        print(
-            f"{row['what']}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}"
-        )
-    if not args.no_record:
-        facts = provenance()
-        facts.pop("command")
-        path = HERE / "results" / "speed.json"
-        known = json.loads(path.read_text())["rows"] if path.exists() else []
-        kept = [row for row in known if row["unit"] not in raw]
-        content = {**facts, "rounds": args.rounds, "seconds": args.seconds, "rows": kept + rows, "raw": raw}
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        rows = compare(unit, rates)
+        for row in rows:
+            asked = f" (asked {row['asked']})" if row["asked"] else ""
+            print(
+                f"{UNITS[unit]}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}"
+            )
+        if not args.no_record:
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            content = {"unit": unit, "what": UNITS[unit], **facts, "seconds": args.seconds, "rows": rows, "raw": rates}
+            (RESULTS / f"{unit}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def compare(unit: str, rates: dict[str, list[float]]) -> list[dict]:
+    """Ours against each peer: medians over rounds, at the best setting where there are several."""
+    best: dict[str, float] = {}
+    for label, values in rates.items():
+        who = label.split()[0]
+        best[who] = max(best.get(who, 0.0), statistics.median(values))
+    return [
+        {
+            "ours": best["ours"],
+            "peer": peer,
+            "theirs": rate,
+            "ratio": round(best["ours"] / rate, 2),
+            "asked": ASKED.get((unit, peer)),
+        }
+        for peer, rate in best.items()
+        if peer != "ours"
+    ]
 
 
 if __name__ == "__main__":

@@ -56,12 +56,13 @@ def results_table(algo: str | None = None) -> str:
 
 
 def speed_table() -> str:
-    path = RESULTS / "speed.json"
+    """Ours beside each peer, from the newest measurement of each unit of work."""
     lines = ["| work | ours | peer | theirs | ratio |", "|---|---|---|---|---|"]
-    if path.exists():
-        for row in json.loads(path.read_text())["rows"]:
+    for path in sorted((RESULTS / "speed").glob("*.json")):
+        unit = json.loads(path.read_text())
+        for row in unit["rows"]:
             lines.append(
-                f"| {row['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** |"
+                f"| {unit['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** |"
             )
     return "\n".join(lines)
 
