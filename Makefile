@@ -28,7 +28,7 @@ quickstart: $(VENV)/.installed  ## train PPO on CartPole, evaluate it, and see w
 	echo; echo "Everything of the run is in $$run"; \
 	echo "Next:  $(BIN)/rl-training resume $$run --total-timesteps 150_000"; \
 	echo "       $(BIN)/rl-training train --config configs/sac/pendulum.yaml"; \
-	echo "       $(BIN)/rl-training train --algo dqn --env Acrobot-v1 --total-timesteps 1e5"; \
+	echo "       $(BIN)/rl-training train --algo ppo --env Acrobot-v1 --num-envs 8 --total-timesteps 1e5"; \
 	echo "       $(BIN)/rl-training show ppo"
 
 test: $(VENV)/.dev  ## run the tests, as CI does
