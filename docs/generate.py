@@ -57,12 +57,13 @@ def results_table(algo: str | None = None) -> str:
 
 def speed_table() -> str:
     """Ours beside each peer, from the newest measurement of each unit of work."""
-    lines = ["| work | ours | peer | theirs | ratio |", "|---|---|---|---|---|"]
+    lines = ["| work | ours | peer | theirs | ratio | commit |", "|---|---|---|---|---|---|"]
     for path in sorted((RESULTS / "speed").glob("*.json")):
         unit = json.loads(path.read_text())
+        commit = (unit["git"] or {}).get("commit", "")[:8]
         for row in unit["rows"]:
             lines.append(
-                f"| {unit['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** |"
+                f"| {unit['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** | {commit} |"
             )
     return "\n".join(lines)
 

@@ -34,10 +34,6 @@ def to_gray(image: np.ndarray) -> np.ndarray:
     return (np.tensordot(weights, image.astype(np.float32), axes=(0, 0)) + 0.5).astype(np.uint8)[None]
 
 
-def channel_first(image: np.ndarray) -> np.ndarray:
-    return np.moveaxis(image, -1, 0) if image.shape[-1] <= CHANNELS else image
-
-
 class PixelObservation(gym.Wrapper):
     """The rendered picture instead of the observation: (C, H, W) uint8. The environment must render rgb arrays."""
 

@@ -9,8 +9,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-Init = Callable[[torch.Tensor, torch.Tensor], None]  # (weight (in, out) or (E, in, out), bias)
-
 
 class EnsembleLinear(nn.Module):
     """E independent linear layers in one batched product: (B, in) or (E, B, in) -> (E, B, out)."""

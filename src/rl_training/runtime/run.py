@@ -362,10 +362,6 @@ class Run(Stateful):
         self._state.global_step, self._state.update_count = self.step, self.update_count
         return self._state
 
-    @property
-    def stop_reason(self) -> str | None:
-        return self._state.stop_reason
-
     @contextlib.contextmanager
     def _locked(self, context: RunContext) -> Iterator[None]:
         lock = FileLock(context.run_dir / ".lock")
