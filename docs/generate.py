@@ -70,7 +70,10 @@ def speed_table() -> str:
 
 def algorithms_table() -> str:
     """The README's table: what each algorithm takes, and what it was measured to reach."""
-    lines = ["| algorithm | observations | actions | measured (last checkpoint, 3 seeds) |", "|---|---|---|---|"]
+    lines = [
+        "| algorithm | observations | actions | measured (last checkpoint, mean over seeds) |",
+        "|---|---|---|---|",
+    ]
     for name, entry in ALGORITHMS.items():
         spec = get_algorithm_spec(name)
         reached = [
