@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from toys import SMOKE, tiny_config
 from torch.nn import functional as F
 
+from rl_training import Callback
 from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, descend
 from rl_training.algorithms.sac import SAC
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPSACModel
 
 pytestmark = pytest.mark.skipif(
@@ -46,6 +49,19 @@ def test_two_learners_in_one_process_keep_their_own_constants_and_equal_eager():
         assert fast == pytest.approx(run(make(gamma, False)), rel=1e-3, abs=1e-4)
         ends[gamma] = fast["critic_loss"]
     assert abs(ends[0.9] - ends[0.5]) > 1e-3
+
+
+@pytest.mark.parametrize("algo", SMOKE)
+def test_compiled_updates_go_straight_to_the_kernels(algo, tmp_path):
+    seen = {}
+
+    class Look(Callback):
+        def on_train_end(self, trainer, result):
+            seen["run"] = trainer.algorithm._run
+
+    config = tiny_config(algo, tmp_path, compile=True, total_timesteps=64)
+    get_algorithm_spec(algo).train(config, callbacks=[Look()])
+    assert seen["run"].direct
 
 
 def test_two_learners_of_different_shape_do_not_share_a_graph():

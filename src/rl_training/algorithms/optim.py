@@ -77,7 +77,7 @@ class FlatAdam:
         b1, b2 = self.betas
         if self.max_grad_norm is not None:
             grad = grad * (self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1)
-        self.count += 1
+        self.count.add_(1)
         if torch.compiler.is_compiling():  # plain arithmetic: the compiler fuses it
             self.mean.lerp_(grad, 1 - b1)
             self.square.lerp_(grad * grad, 1 - b2)
@@ -159,8 +159,10 @@ class Compiled:
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
         self._eager = function
-        self._graph: Callable[..., Any] | None = None
+        self._call: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, Tensors]] | None = None
         self._layout: tuple = ()
+        self._names: list[str] = []
+        self.direct = False  # whether calls go straight to the kernels
         self.failed: str | None = None
 
     def __call__(self, batch: Tensors) -> tuple[Metrics, Tensors]:
@@ -170,12 +172,12 @@ class Compiled:
         tensors = (packed,) if packed is not None else tuple(batch.values())
         names = batch.unpack if packed is not None else tuple(batch)  # type: ignore[attr-defined]
         layout = (names, [(x.shape, x.stride(), x.dtype) for x in tensors])
-        if self._graph is None:
+        if self._call is None:
             return self._first(batch, tensors, layout)
         if layout != self._layout:
             return self._eagerly(batch)
-        names, scalars, rest = self._graph(*tensors)
-        return Metrics(names, scalars), rest
+        scalars, rest = self._call(tensors)
+        return Metrics(self._names, scalars), rest
 
     def _eagerly(self, batch: Tensors) -> tuple[Metrics, Tensors]:
         names, scalars, rest = separate(self._eager(batch))
@@ -197,17 +199,103 @@ class Compiled:
             return [False for _ in guards]
 
         import torch._dynamo
+        import torch._functorch.config
 
-        graph = torch.compile(own, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards, **LEAN})
+        recorder = _Recorder()
+        graph = torch.compile(
+            own, backend=recorder.backend, fullgraph=True, dynamic=False, options={"guard_filter_fn": no_guards}
+        )
         try:
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
-                scalar_names, scalars, rest = graph(*inputs)
+            # a graph out of AOTAutograd's cache would not pass the recorder; that of the kernels still spares the compiler
+            uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+            with torch._dynamo.config.patch(trace_autograd_ops=True), uncached:
+                self._names, scalars, rest = graph(*inputs)
         except Exception as error:  # nothing ran: compiling comes before the first kernel
             self.failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(f"updates run eagerly: compiling failed ({self.failed})", stacklevel=2)
             return self._eagerly(batch)
-        self._graph, self._layout = graph, layout
-        return Metrics(scalar_names, scalars), rest
+        shortcut = recorder.shortcut(inputs, scalars, rest)
+        self.direct, self._call = shortcut is not None, shortcut or (lambda tensors: graph(*tensors)[1:])
+        self._layout = layout
+        return Metrics(self._names, scalars), rest
+
+
+class _Recorder:
+    """Keeps the entry point of a compiled graph's kernels, so that later calls can go straight to it.
+
+    What lies between the public entry and the kernels (guards, views of the parameters made anew, parameters copied back)
+    costs as much as a small network's update. Parameters and optimizer state never move, so all of it but the copying is
+    needed only once.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable, list, list, list]] = []
+
+    def backend(self, graph: Any, example_inputs: list, **_: Any) -> Callable:
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        def compile_inner(*args: Any, **kwargs: Any) -> Any:
+            kernels = compile_fx_inner(*args, **kwargs)
+
+            def record(inputs: list) -> Any:
+                given = list(inputs)
+                outputs = kernels(inputs)
+                if len(self._calls) < 2:
+                    self._calls.append((kernels, given, outputs, [_snapshot(x) for x in given]))
+                return outputs
+
+            record._boxed_call = True  # type: ignore[attr-defined]
+            return record
+
+        return compile_fx(graph, example_inputs, inner_compile=compile_inner, config_patches=LEAN)
+
+    def shortcut(self, batch: tuple[torch.Tensor, ...], scalars: torch.Tensor, rest: Tensors) -> Callable | None:
+        """(batch) -> (scalars, rest) by the kernels alone; None if the one call seen does not show plainly how.
+
+        Every output must be a result or the new value of an input, and every input that changed after the kernels had run
+        must be one of those.
+        """
+        if len(self._calls) != 1:
+            return None
+        kernels, given, made, after_kernels = self._calls.pop()
+        places = [_where(given, tensor) for tensor in batch]
+        results = [_where(made, result) for result in (scalars, *rest.values())]
+        changed = [i for i, (x, seen) in enumerate(zip(given, after_kernels)) if not _same(x, seen)]
+        extras = [i for i in range(len(made)) if [i] not in results]
+        owners = [[j for j in changed if _same(given[j], made[i])] for i in extras]
+        if any(len(found) != 1 for found in (*results, *owners)) or any(len(found) > 1 for found in places):
+            return None
+        if sorted(j for [j] in owners) != changed:
+            return None
+        inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
+        fill = [(found[0], j) for j, found in enumerate(places) if found]  # a tensor that is not used is no input
+        copies = [(inputs[j], i) for i, [j] in zip(extras, owners)]
+        (first, *others), names = [i for [i] in results], list(rest)
+
+        def call(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Tensors]:
+            arguments = inputs.copy()
+            for place, j in fill:
+                arguments[place] = tensors[j]
+            outputs = kernels(arguments)
+            for parameters, i in copies:
+                parameters.copy_(outputs[i])
+            return outputs[first], {name: outputs[i] for name, i in zip(names, others)}
+
+        return call
+
+
+def _where(things: list, wanted: Any) -> list[int]:
+    return [i for i, thing in enumerate(things) if thing is wanted]
+
+
+def _snapshot(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, torch.Tensor) else x
+
+
+def _same(x: Any, y: Any) -> bool:
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return x is y
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y)
 
 
 def cannot_compile() -> str | None:
