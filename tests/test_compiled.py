@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from toys import SMOKE, tiny_config
 from torch.nn import functional as F
 
 from rl_training import Callback
@@ -11,6 +10,7 @@ from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, des
 from rl_training.algorithms.sac import SAC
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPSACModel
+from toys import SMOKE, tiny_config
 
 pytestmark = pytest.mark.skipif(
     cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"

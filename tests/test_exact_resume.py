@@ -23,6 +23,7 @@ from toys import SMOKE, Counter, assert_same
 DISCRETE = ("CartPole-v1", "LunarLander-v3", "ALE/Breakout-v5")
 CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
 CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
+CASES += [(algo, env) for algo in ("qr_dqn", "iqn", "fqf") for env in ("CartPole-v1", "ALE/Breakout-v5")]
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
 ATARI = {
     "max_episode_steps": 60,
@@ -98,6 +99,24 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
                 "num_envs": 2,
                 "buffer_capacity": 50,
             },
+        ),
+        *(
+            (algo, {"prioritized": True, "n_step": 3, "noisy": True, "dueling": True, "num_envs": 2})
+            for algo in ("dqn", "qr_dqn", "iqn", "fqf")
+        ),
+        *(
+            (
+                algo,
+                {
+                    "env_id": "ALE/Breakout-v5",
+                    "env_kwargs": ATARI,
+                    "hidden_sizes": [16],
+                    "prioritized": True,
+                    "n_step": 3,
+                    "buffer_capacity": 60,
+                },
+            )
+            for algo in ("dqn", "qr_dqn", "iqn", "fqf")
         ),
     ],
 )

@@ -12,9 +12,13 @@ import torch
 from rl_training import TrainConfig
 
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
+VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}
 SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]}),
-    "dqn": ("CartPole-v1", {**OFF_POLICY, "hidden_sizes": [16], "target_update_interval": 10}),
+    "dqn": ("CartPole-v1", VALUE_BASED),
+    "qr_dqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 5}),
+    "iqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "action_samples": 5, "embedding_dim": 6}),
+    "fqf": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "embedding_dim": 6}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "hidden_sizes": [16, 16], "initial_random_steps": 20}),
 }
 
@@ -65,6 +69,18 @@ class OneState(Counter):
 
     def _obs(self) -> np.ndarray:
         return np.ones(1, np.float32)
+
+
+class Pictures(Counter):
+    """A picture whose brightness is t."""
+
+    observation_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+    def __init__(self) -> None:
+        super().__init__(limit=9)
+
+    def _obs(self) -> np.ndarray:
+        return np.full((1, 36, 36), 20 * self.t, np.uint8)
 
 
 class Broken(Counter):

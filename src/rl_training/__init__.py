@@ -16,7 +16,10 @@ if "numpy" not in sys.modules:  # acting multiplies tiny matrices: BLAS threads 
 
 if TYPE_CHECKING:
     from rl_training.api.algorithms import DQN as DQN
+    from rl_training.api.algorithms import FQF as FQF
+    from rl_training.api.algorithms import IQN as IQN
     from rl_training.api.algorithms import PPO as PPO
+    from rl_training.api.algorithms import QRDQN as QRDQN
     from rl_training.api.algorithms import SAC as SAC
     from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
     from rl_training.cli import load_config as load_config

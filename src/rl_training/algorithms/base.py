@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.metrics import Metrics, separate
-from rl_training.algorithms.optim import Compiled, FlatAdam, Tensors
+from rl_training.algorithms.optim import Compiled, FlatOptimizer, Tensors
 from rl_training.state import Stateful
 
 __all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
@@ -89,8 +89,8 @@ class Learner(Stateful):
         else:
             setattr(self, f"_{name}", value)
 
-    def optimizers(self) -> list[FlatAdam]:
-        return [part for part in vars(self).values() if isinstance(part, FlatAdam)]
+    def optimizers(self) -> list[FlatOptimizer]:
+        return [part for part in vars(self).values() if isinstance(part, FlatOptimizer)]
 
     def set_train_mode(self) -> None:
         self._mode(True)

@@ -10,7 +10,7 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -33,30 +33,23 @@ def flatten(params: Iterable[nn.Parameter]) -> torch.Tensor:
     return flat
 
 
-class FlatAdam:
-    """Adam over parameters that become views of one flat tensor.
+class FlatOptimizer:
+    """An optimizer of parameters that become views of one flat tensor.
 
     Stepping changes that tensor behind autograd's back, so take every gradient of an update before stepping anything: use
-    ``descend``. The learning rate is a tensor, so a schedule reaches compiled updates too.
+    ``descend``. The learning rate is a tensor, so a schedule reaches compiled updates too. Subclasses keep their state in the
+    tensors they name in ``TENSORS``.
     """
 
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        max_grad_norm: float | None = None,
-    ) -> None:
+    TENSORS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, max_grad_norm: float | None = None) -> None:
         self.params = trainable(params)
         if not self.params:
-            raise ValueError("FlatAdam got no parameters")
+            raise ValueError(f"{type(self).__name__} got no parameters")
         self.flat = flatten(self.params)
-        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.count = torch.zeros((), device=self.flat.device)
         self.base_lr, self.lr = lr, torch.tensor(lr, device=self.flat.device)
-        self.betas, self.eps, self.max_grad_norm = betas, eps, max_grad_norm
+        self.max_grad_norm = max_grad_norm
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         """Only with respect to what it owns: an actor loss costs no critic weight gradients."""
@@ -74,9 +67,48 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self, grad: torch.Tensor) -> None:
-        b1, b2 = self.betas
         if self.max_grad_norm is not None:
             grad = grad * (self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1)
+        self._step(grad)
+
+    def _step(self, grad: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def scale_lr(self, scale: float) -> float:
+        """Set the learning rate to ``scale`` times its initial value; returns it."""
+        lr = self.base_lr * scale
+        self.lr.fill_(lr)
+        return lr
+
+    def state_dict(self) -> Tensors:
+        return {name: getattr(self, name) for name in self.TENSORS}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+class FlatAdam(FlatOptimizer):
+    """Adam (Kingma & Ba, 2015)."""
+
+    TENSORS = ("mean", "square", "count")
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(params, lr=lr, max_grad_norm=max_grad_norm)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), device=self.flat.device)
+        self.betas, self.eps = betas, eps
+
+    def _step(self, grad: torch.Tensor) -> None:
+        b1, b2 = self.betas
         self.count.add_(1)
         if torch.compiler.is_compiling():  # plain arithmetic: the compiler fuses it
             self.mean.lerp_(grad, 1 - b1)
@@ -89,21 +121,23 @@ class FlatAdam:
                 lr=self.lr, beta1=b1, beta2=b2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
             )  # fmt: skip
 
-    def scale_lr(self, scale: float) -> float:
-        """Set the learning rate to ``scale`` times its initial value; returns it."""
-        lr = self.base_lr * scale
-        self.lr.fill_(lr)
-        return lr
 
-    def state_dict(self) -> Tensors:
-        return {"mean": self.mean, "square": self.square, "count": self.count}
+class FlatRMSprop(FlatOptimizer):
+    """RMSprop (Tieleman & Hinton, 2012), as it comes: not centred, no momentum."""
 
-    def load_state_dict(self, state: Tensors) -> None:
-        for name, tensor in self.state_dict().items():
-            tensor.copy_(state[name])
+    TENSORS = ("square",)
+
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, decay: float = 0.95, eps: float = 1e-5) -> None:
+        super().__init__(params, lr=lr)
+        self.square = torch.zeros_like(self.flat)
+        self.decay, self.eps = decay, eps
+
+    def _step(self, grad: torch.Tensor) -> None:
+        self.square.lerp_(grad * grad, 1 - self.decay)
+        self.flat.sub_(self.lr * grad / (self.square.sqrt() + self.eps))
 
 
-def descend(*pairs: tuple[FlatAdam, torch.Tensor]) -> None:
+def descend(*pairs: tuple[FlatOptimizer, torch.Tensor]) -> None:
     """All gradients first, then all steps: no loss ever sees another's new parameters."""
     for optimizer, grad in [(optimizer, optimizer.gradient(loss)) for optimizer, loss in pairs]:
         optimizer.step(grad)
@@ -122,12 +156,18 @@ class PackedBatch(dict[str, torch.Tensor]):
         self.packed = None
         super().__setitem__(name, value)
 
+    def beside(self, **tensors: torch.Tensor) -> PackedBatch:
+        """With tensors that no update reads, such as where the rows came from."""
+        super().update(tensors)
+        return self
+
 
 LEAN = {
     "cpp_wrapper": True,
-    "size_asserts": False,
+    "size_asserts": False,  # the batch's layout is checked before the call
     "alignment_asserts": False,
-}  # the batch's layout is checked before the call
+    "fallback_random": True,  # the random numbers of an eager update
+}
 
 
 _SERIAL = itertools.count()
@@ -231,7 +271,7 @@ class _Recorder:
     def __init__(self) -> None:
         self._calls: list[tuple[Callable, list, list, list]] = []
 
-    def backend(self, graph: Any, example_inputs: list, **_: Any) -> Callable:
+    def backend(self, graph: Any, example_inputs: list, **_: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         def compile_inner(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.optim import PackedBatch
+from rl_training.data.frames import FrameStore
+from rl_training.data.n_step import NStepWindow
 from rl_training.state import Rng
 
 Batch = dict[str, torch.Tensor]
@@ -28,9 +30,13 @@ class ReplayBuffer:
     """The last ``capacity`` transitions, drawn uniformly.
 
     ``dones`` means terminated (do not bootstrap); ``truncations`` are kept beside it. Float columns lie side by side in one
-    matrix, so a batch of vectors is a single gather; images stay in arrays of their own type. With ``reuse``, every sample
-    of a size fills the same tensors again: for loops that are done with a batch before they draw the next.
+    matrix, so a batch of vectors is a single gather. Images (uint8) are kept once each: rows hold the numbers of their frames,
+    of which an observation stacks ``frames``. With ``n_step`` > 1, rows span up to that many steps and carry ``discounts``, the
+    power of ``gamma`` that their bootstrap takes; every ``add`` is then one step of the same environments. With ``reuse``,
+    every sample of a size fills the same tensors again: for loops that are done with a batch before they draw the next.
     """
+
+    EXTRA: tuple[str, ...] = ()  # further columns of numbers
 
     def __init__(
         self,
@@ -43,32 +49,39 @@ class ReplayBuffer:
         *,
         rng: Rng | None = None,
         reuse: bool = False,
+        frames: int = 1,
+        n_step: int = 1,
+        gamma: float = 0.99,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity, self.rng = capacity, rng if rng is not None else Rng(0, "replay")
-        self.position, self.size = 0, 0
+        self.written, self.size = 0, 0  # rows ever stored, and how many of the newest can be drawn
         self._reuse, self._reused = reuse, None  # type: bool, Any
         self._device = torch.device(device)
         obs, action = (tuple(obs_shape), _numpy_dtype(obs_dtype)), (tuple(action_shape), _numpy_dtype(action_dtype))
-        scalar = ((), np.dtype(np.float32))
-        fields = {
-            "obs": obs,
-            "actions": action,
-            "rewards": scalar,
-            "next_obs": obs,
-            "dones": scalar,
-            "truncations": scalar,
-        }
-        self._columns: dict[str, np.ndarray] = {}
-        self._views: list[tuple[str, tuple[int, ...], bool]] = []
-        packed = {k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)}
-        width = sum(int(np.prod(shape)) for shape, _ in packed.values())
+        self._frames: FrameStore | None = None
+        self._window = NStepWindow(n_step, gamma) if n_step > 1 else None
         try:
+            if len(obs_shape) == 3 and obs[1] == np.uint8:
+                # an episode's first observation is a frame more than its steps: room for one in ten, and for tiny buffers
+                self._frames = FrameStore(capacity + capacity // 10 + 256, obs_shape, frames, reuse=reuse)
+                obs = ((frames,), np.dtype(np.int64))
+                self._oldest_frame = np.zeros(capacity, np.int64)
+            scalar = ((), np.dtype(np.float32))
+            fields = {"obs": obs, "actions": action, "rewards": scalar, "next_obs": obs}
+            names = ["dones", "truncations", *self.EXTRA, *(["discounts"] if self._window else [])]
+            fields |= dict.fromkeys(names, scalar)
+            packed = {
+                k: (s, d) for k, (s, d) in fields.items() if d == np.float32 or (d.kind in "iu" and d.itemsize == 8)
+            }
+            width = sum(int(np.prod(shape)) for shape, _ in packed.values())
             self._packed = np.zeros((capacity, width), np.float32)
             self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
         except MemoryError as error:
             raise ValueError(f"a replay buffer of {capacity:,} transitions does not fit into memory: {error}") from None
+        self._columns: dict[str, np.ndarray] = {}
+        self._views: list[tuple[str, tuple[int, ...], bool]] = []
         self._widths: list[int] = []
         start = 0
         for name, (shape, dtype) in packed.items():
@@ -87,31 +100,70 @@ class ReplayBuffer:
 
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
         """Append one row or many; every value has the same leading length."""
-        n = len(rewards) if getattr(rewards, "ndim", 1) and hasattr(rewards, "__len__") else 1
+        rewards = np.asarray(rewards)
         rows = {
             "obs": obs,
             "actions": actions,
             "rewards": rewards,
             "next_obs": next_obs,
             "dones": dones,
-            "truncations": 0.0 if truncations is None else truncations,
+            "truncations": np.zeros(rewards.shape) if truncations is None else truncations,
         }
+        if rewards.ndim == 0:
+            rows = {name: np.asarray(value)[None] for name, value in rows.items()}
+        n = len(rows["rewards"])
+        if self._frames is not None:
+            numbers = [self._frames.transition(i, rows["obs"][i], rows["next_obs"][i]) for i in range(n)]
+            rows["obs"], rows["next_obs"] = (np.stack(part) for part in zip(*numbers))
+        if self._window is None:
+            self._write(rows, n)
+            return
+        complete = self._window.push(rows)
+        if complete is not None:
+            self._write(complete, len(complete["rewards"]))
+
+    def _write(self, rows: dict[str, Any], n: int) -> None:
         if n > self.capacity:
-            rows = {name: value[-self.capacity :] if np.ndim(value) else value for name, value in rows.items()}
+            rows = {name: value[-self.capacity :] for name, value in rows.items()}
+            self.written += n - self.capacity
             n = self.capacity
-        stop = self.position + n
-        where: Any = slice(self.position, stop)
-        if stop > self.capacity:
-            where = np.arange(self.position, stop) % self.capacity
+        start = self.written % self.capacity
+        where: Any = slice(start, start + n)
+        if start + n > self.capacity:
+            where = np.arange(start, start + n) % self.capacity
+        frames = self._frames
+        if frames is not None:
+            numbers = np.concatenate([rows["obs"], rows["next_obs"]], 1)
+            self._oldest_frame[where] = numbers.min(1)
+            rows["obs"], rows["next_obs"] = rows["obs"] % frames.capacity, rows["next_obs"] % frames.capacity
         for name, column in self._columns.items():
-            column[where] = rows[name]
-        self.position = stop % self.capacity
+            if name in rows:
+                column[where] = rows[name]
+        self.written += n
         self.size = min(self.size + n, self.capacity)
+        self._stored(start, n)
+        while frames is not None and self.size and self._oldest_frame[self._first] < frames.oldest:
+            self._forgotten(self._first)  # its pictures have been overwritten
+            self.size -= 1
+
+    @property
+    def _first(self) -> int:
+        """The place of the oldest row that can be drawn."""
+        return (self.written - self.size) % self.capacity
+
+    def _stored(self, start: int, n: int) -> None:
+        """Hook: ``n`` rows have been written from ``start`` on, around the end of the ring."""
+
+    def _forgotten(self, row: int) -> None:
+        """Hook: a row can no longer be drawn."""
 
     def sample(self, n: int) -> Batch:
         if self.size == 0:
             raise ValueError("cannot sample from an empty replay buffer")
-        return self.rows(self.rng.generator.integers(self.size, size=n))
+        index = self.rng.generator.integers(self.size, size=n)
+        if self._frames is not None:  # elsewhere, the rows that can be drawn are the first ones, or all
+            index = (index + self._first) % self.capacity
+        return self.rows(index)
 
     def rows(self, index: np.ndarray) -> Batch:
         """The transitions at ``index``, as tensors on the buffer's device."""
@@ -119,12 +171,12 @@ class ReplayBuffer:
         np.take(self._packed, index, axis=0, out=gathered, mode="clip")  # "clip" writes straight into ``out``
         for source, target in integers:
             np.copyto(target, source, casting="unsafe")
-        for name, array in self._loose.items():
-            views[name] = torch.from_numpy(array[index])
-        if self._device.type != "cpu":
-            return {name: view.to(self._device) for name, view in views.items()}
-        # a dict of its own each time, so that adding to one batch does not add to the next
-        return dict(views) if self._loose else PackedBatch(views, matrix, self._unpack)
+        if not self._loose and self._frames is None and self._device.type == "cpu":
+            return PackedBatch(views, matrix, self._unpack)
+        batch = {**views, **{name: torch.from_numpy(array[index]) for name, array in self._loose.items()}}
+        if self._frames is not None:
+            batch |= {name: self._frames.take(views[name].numpy(), name) for name in ("obs", "next_obs")}
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
     def _batch(self, n: int) -> tuple[np.ndarray, torch.Tensor, Batch, list[tuple[np.ndarray, np.ndarray]]]:
         """Room for ``n`` rows: the matrix they are gathered into (twice: as array and tensor), its columns by name, and integer copies to fill from it."""
@@ -141,24 +193,35 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Only the filled part; the arrays are shared, not copied: write or copy them before adding more."""
-        return {
-            "packed": torch.from_numpy(self._packed[: self.size]),
-            "loose": {name: torch.from_numpy(array[: self.size]) for name, array in self._loose.items()},
-            "position": self.position,
+        filled = min(self.written, self.capacity)
+        state = {
+            "packed": torch.from_numpy(self._packed[:filled]),
+            "loose": {name: torch.from_numpy(array[:filled]) for name, array in self._loose.items()},
+            "written": self.written,
+            "size": self.size,
             "rng": self.rng.state_dict(),
         }
+        if self._frames is not None:
+            oldest = torch.from_numpy(self._oldest_frame[:filled])
+            state |= {"frames": self._frames.state_dict(), "oldest_frame": oldest}
+        return state if self._window is None else {**state, "window": self._window.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        size = len(state["packed"])
-        if size > self.capacity or state["packed"].shape[1] != self._packed.shape[1]:
+        filled = len(state["packed"])
+        if filled > self.capacity or state["packed"].shape[1] != self._packed.shape[1]:
             raise ValueError(
                 f"replay buffer of {self.capacity} rows of width {self._packed.shape[1]} cannot take "
-                f"{size} rows of width {state['packed'].shape[1]}: capacity and spaces must be those of the saved run"
+                f"{filled} rows of width {state['packed'].shape[1]}: capacity and spaces must be those of the saved run"
             )
-        self.size, self.position = size, state["position"]
-        self._packed[:size] = state["packed"].numpy()
+        self.size, self.written = state["size"], state["written"]
+        self._packed[:filled] = state["packed"].numpy()
         for name, array in self._loose.items():
-            array[:size] = state["loose"][name].numpy()
+            array[:filled] = state["loose"][name].numpy()
+        if self._frames is not None:
+            self._frames.load_state_dict(state["frames"])
+            self._oldest_frame[:filled] = state["oldest_frame"].numpy()
+        if self._window is not None:
+            self._window.load_state_dict(state["window"])
         self.rng.load_state_dict(state["rng"])
 
 

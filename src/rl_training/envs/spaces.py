@@ -30,6 +30,7 @@ class Spaces:
     channels_last: bool = False
     low: Any = None  # its bounds, infinite where it has none
     high: Any = None
+    frames: int = 1  # how many pictures an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
 
     @classmethod
@@ -46,6 +47,7 @@ class Spaces:
             "obs_shape": shape,
             "obs_dtype": np.dtype(np.uint8 if image else np.float32),
             "channels_last": channels_last,
+            "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
         }
         if isinstance(act, gym.spaces.Discrete):
@@ -152,3 +154,13 @@ class Spaces:
 
 def is_image(space: gym.Space) -> bool:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def _stacked(env: gym.Env) -> int:
+    """How many frames the outermost stacking wrapper puts side by side, ours or Gymnasium's; 1 without one."""
+    while isinstance(env, gym.Wrapper):
+        size = getattr(env, "stack_size", None)
+        if size is not None:
+            return int(size)
+        env = env.env
+    return 1

@@ -78,7 +78,7 @@ class FrameStack(gym.Wrapper):
             raise ValueError(f"frame_stack needs vectors or images, got {space}")
         self._axis = -1 if is_image(space) and space.shape[-1] <= CHANNELS else 0
         self._frames: list[np.ndarray] = []
-        self._size = size
+        self.stack_size = size
         low, high = (np.concatenate([bound] * size, self._axis) for bound in (space.low, space.high))
         self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype)
 
@@ -87,7 +87,7 @@ class FrameStack(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
         obs, info = self.env.reset(**kwargs)
-        self._frames = [obs] * self._size
+        self._frames = [obs] * self.stack_size
         return self._stacked(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:

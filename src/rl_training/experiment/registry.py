@@ -24,7 +24,10 @@ ALGORITHMS = {
     for entry in (
         Entry("dqn", "DQN", "dqn_trainer", 2013, "arXiv:1312.5602", "Q-learning with replay and a target network"),
         Entry("ppo", "PPO", "ppo_trainer", 2017, "arXiv:1707.06347", "clipped policy gradient on fresh rollouts"),
+        Entry("qr_dqn", "QRDQN", "dqn_trainer", 2017, "arXiv:1710.10044", "quantiles of the return at fixed fractions"),
+        Entry("iqn", "IQN", "dqn_trainer", 2018, "arXiv:1806.06923", "quantiles of the return at random fractions"),
         Entry("sac", "SAC", "sac_trainer", 2018, "arXiv:1812.05905", "maximum-entropy actor-critic with replay"),
+        Entry("fqf", "FQF", "dqn_trainer", 2019, "arXiv:1911.02140", "quantiles of the return at learned fractions"),
     )
 }
 

@@ -1,7 +1,10 @@
 """Networks: ordinary modules that know no environment, file or logger."""
 
 from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.mlp_fqf_network import MLPFQFNetwork
+from rl_training.models.mlp_iqn_network import MLPIQNetwork
 from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
 from rl_training.models.mlp_sac import MLPSACModel
 
-__all__ = ["MLPActorCritic", "MLPQNetwork", "MLPSACModel"]
+__all__ = ["MLPActorCritic", "MLPFQFNetwork", "MLPIQNetwork", "MLPQNetwork", "MLPQRQNetwork", "MLPSACModel"]

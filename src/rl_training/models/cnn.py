@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -15,12 +17,12 @@ class PixelScale(nn.Module):
         return x.float() / 255.0
 
 
-def nature_cnn(obs_shape: tuple[int, ...], features_dim: int = 512) -> nn.Sequential:
-    """(C, H, W) uint8 -> features; the smallest side must be at least 36 pixels."""
+def convolutions(obs_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+    """(C, H, W) uint8 -> flat features, and how many; the smallest side must be at least 36 pixels."""
     channels, height, width = obs_shape
     if min(height, width) < 36:
         raise ValueError(f"the convolutional network needs images of at least 36 x 36 pixels, got {height} x {width}")
-    convolutions = nn.Sequential(
+    layers = nn.Sequential(
         PixelScale(),
         nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(),
         nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
@@ -28,8 +30,7 @@ def nature_cnn(obs_shape: tuple[int, ...], features_dim: int = 512) -> nn.Sequen
         nn.Flatten(),
     )  # fmt: skip
     with torch.no_grad():
-        size = convolutions(torch.zeros(1, *obs_shape, dtype=torch.uint8)).shape[1]
-    return nn.Sequential(convolutions, nn.Linear(size, features_dim), nn.ReLU())
+        return layers, layers(torch.zeros(1, *obs_shape, dtype=torch.uint8)).shape[1]
 
 
 def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -41,12 +42,31 @@ def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) ->
     return (obs_dim,)
 
 
+def encoder(
+    obs_shape: tuple[int, ...],
+    hidden_sizes: tuple[int, ...],
+    activation: type[nn.Module] = nn.ReLU,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+) -> tuple[nn.Module, int, tuple[int, ...]]:
+    """What comes before the last hidden layer: the convolutions for images, the other hidden layers for vectors (one at
+    least); how many features it gives; and the widths that are left for the head."""
+    if len(obs_shape) == 3:
+        layers, width = convolutions(obs_shape)
+        return layers, width, hidden_sizes[-1:] or (512,)
+    here = hidden_sizes[:-1] or hidden_sizes
+    sizes = (obs_shape[0], *here)
+    return mlp(sizes, activation, activate_last=True, linear=linear), sizes[-1], hidden_sizes[len(here) :]
+
+
 def features(
-    obs_shape: tuple[int, ...], hidden_sizes: tuple[int, ...], activation: type[nn.Module] = nn.ReLU
+    obs_shape: tuple[int, ...],
+    hidden_sizes: tuple[int, ...],
+    activation: type[nn.Module] = nn.ReLU,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
 ) -> tuple[nn.Sequential, int]:
     """A trunk for vectors (a perceptron) or images (the convolutions), and the number of features it gives."""
     if len(obs_shape) == 3:
-        width = hidden_sizes[-1] if hidden_sizes else 512
-        return nature_cnn(obs_shape, width), width
+        layers, width, hidden = encoder(obs_shape, hidden_sizes)
+        return nn.Sequential(layers, linear(width, hidden[0]), nn.ReLU()), hidden[0]
     sizes = (obs_shape[0], *hidden_sizes)
-    return mlp(sizes, activation, activate_last=True), sizes[-1]
+    return mlp(sizes, activation, activate_last=True, linear=linear), sizes[-1]

@@ -14,23 +14,28 @@ import torch
 from torch import nn
 
 from rl_training.models.mlp import EnsembleLinear
+from rl_training.models.mlp_q_network import DuelingHead
+from rl_training.models.noisy import NoisyLinear
 
 Array = np.ndarray
 MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
 
 
-def host_forward(module: nn.Module) -> Callable[[Array], Array]:
-    """``module`` as a function of arrays. Make it after the parameters have reached their final place."""
+def host_forward(module: nn.Module) -> Callable[..., Array]:
+    """``module`` as a function of arrays. Make it after the parameters have reached their final place.
+
+    With a generator as second argument, noisy layers draw their noise from it; without one they have none.
+    """
     slow = torch_forward(module, device_of(module))
     layers = numpy_layers(module)
     if layers is None:
-        return slow
+        return lambda x, rng=None: slow(x)  # noise follows the module's mode
 
-    def forward(x: Array) -> Array:
-        if len(x) > MOST_ROWS:
+    def forward(x: Array, rng: np.random.Generator | None = None) -> Array:
+        if len(x) > MOST_ROWS and rng is None:
             return slow(x)
         for layer in layers:
-            x = layer(x)
+            x = layer(x, rng)
         return x
 
     return forward
@@ -41,23 +46,26 @@ def device_of(module: nn.Module) -> torch.device:
     return parameter.device if parameter is not None else torch.device("cpu")
 
 
-def torch_forward(function: Callable[[torch.Tensor], Any], device: torch.device) -> Callable[[Array], Any]:
+def torch_forward(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """A function of tensors as one of arrays, on any device; a tuple of arrays if it returns several tensors."""
 
     @torch.no_grad()
-    def forward(x: Array) -> Any:
-        y = function(torch.from_numpy(np.ascontiguousarray(x)).to(device))
+    def forward(*arrays: Array) -> Any:
+        y = function(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
         return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
 
     return forward
 
 
-def numpy_layers(module: nn.Module) -> list[Callable[[Array], Array]] | None:
+Layer = Callable[[Array, np.random.Generator | None], Array]
+
+
+def numpy_layers(module: nn.Module) -> list[Layer] | None:
     """The module's layers as functions of arrays, or None if one of them has no numpy form here."""
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in module.parameters()):
         return None
     if type(module) is nn.Sequential:
-        layers: list[Callable[[Array], Array]] = []
+        layers: list[Layer] = []
         for child in module:
             inner = numpy_layers(child)
             if inner is None:
@@ -68,11 +76,11 @@ def numpy_layers(module: nn.Module) -> list[Callable[[Array], Array]] | None:
     return None if make is None else [make(module)]
 
 
-def _linear(layer: nn.Linear) -> Callable[[Array], Array]:
+def _linear(layer: nn.Linear) -> Layer:
     weight = layer.weight.detach().numpy().T
     bias = layer.bias.detach().numpy() if layer.bias is not None else np.float32(0)
 
-    def forward(x: Array) -> Array:
+    def forward(x: Array, rng: np.random.Generator | None) -> Array:
         y = np.dot(x, weight)
         y += bias
         return y
@@ -80,10 +88,42 @@ def _linear(layer: nn.Linear) -> Callable[[Array], Array]:
     return forward
 
 
-def _ensemble_linear(layer: EnsembleLinear) -> Callable[[Array], Array]:
+def _noisy_linear(layer: NoisyLinear) -> Layer:
+    plain = _linear(layer)  # type: ignore[arg-type]
+    sigma, bias_sigma = layer.weight_sigma.detach().numpy().T, layer.bias_sigma.detach().numpy()
+
+    def forward(x: Array, rng: np.random.Generator | None) -> Array:
+        y = plain(x, rng)
+        if rng is not None:
+            noise = rng.standard_normal(sum(sigma.shape), np.float32)
+            noise = np.sign(noise) * np.sqrt(np.abs(noise))
+            noise_in, noise_out = noise[: len(sigma)], noise[len(sigma) :]
+            y += noise_out * (np.dot(x * noise_in, sigma) + bias_sigma)
+        return y
+
+    return forward
+
+
+def _dueling(head: DuelingHead) -> Layer:
+    value, advantage = numpy_layers(head.value), numpy_layers(head.advantage)
+    assert value is not None and advantage is not None  # of linear layers and activations alone
+
+    def forward(x: Array, rng: np.random.Generator | None) -> Array:
+        v, a = x, x
+        for layer in value:
+            v = layer(v, rng)
+        for layer in advantage:
+            a = layer(a, rng)
+        a = a.reshape(*x.shape[:-1], head.actions, head.atoms)
+        return (v[..., None, :] + a - a.mean(-2, keepdims=True)).reshape(*x.shape[:-1], -1)
+
+    return forward
+
+
+def _ensemble_linear(layer: EnsembleLinear) -> Layer:
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
-    def forward(x: Array) -> Array:
+    def forward(x: Array, rng: np.random.Generator | None) -> Array:
         y = np.matmul(x, weight)
         y += bias
         return y
@@ -91,20 +131,22 @@ def _ensemble_linear(layer: EnsembleLinear) -> Callable[[Array], Array]:
     return forward
 
 
-def _relu(layer: nn.Module) -> Callable[[Array], Array]:
-    return lambda x: np.maximum(x, np.float32(0), out=x)
+def _relu(layer: nn.Module) -> Layer:
+    return lambda x, rng: np.maximum(x, np.float32(0), out=x)
 
 
-def _tanh(layer: nn.Module) -> Callable[[Array], Array]:
-    return lambda x: np.tanh(x, out=x)
+def _tanh(layer: nn.Module) -> Layer:
+    return lambda x, rng: np.tanh(x, out=x)
 
 
-def _identity(layer: nn.Module) -> Callable[[Array], Array]:
-    return lambda x: x
+def _identity(layer: nn.Module) -> Layer:
+    return lambda x, rng: x
 
 
 _LAYERS: dict[type, Callable] = {
     nn.Linear: _linear,
+    NoisyLinear: _noisy_linear,
+    DuelingHead: _dueling,
     EnsembleLinear: _ensemble_linear,
     nn.ReLU: _relu,
     nn.Tanh: _tanh,

@@ -25,9 +25,15 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU, *, activate_last: bool = False) -> nn.Sequential:
+def mlp(
+    sizes: Sequence[int],
+    activation: type[nn.Module] = nn.ReLU,
+    *,
+    activate_last: bool = False,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+) -> nn.Sequential:
     """Linear layers between the given sizes; the last one is followed by the activation only if asked."""
-    return _stack(sizes, nn.Linear, activation, activate_last)
+    return _stack(sizes, linear, activation, activate_last)
 
 
 def ensemble_mlp(

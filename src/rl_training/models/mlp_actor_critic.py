@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.models.cnn import nature_cnn, observation_shape
+from rl_training.models.cnn import features, observation_shape
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import device_of, host_forward, numpy_layers, torch_forward
 from rl_training.models.mlp import ensemble_mlp, orthogonal_
@@ -53,7 +53,7 @@ class MLPActorCritic(nn.Module):
         sizes = (shape[0], *hidden_sizes)
         width = sizes[-1]
         if len(shape) == 3:
-            self.trunk = nature_cnn(shape, width)
+            self.trunk, _ = features(shape, (width,))
         else:
             self.trunk = ensemble_mlp(2, sizes, nn.Tanh, activate_last=True)
         orthogonal_(self.trunk, 2**0.5)

@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
-from rl_training.models.cnn import features, observation_shape
+from rl_training.models.cnn import encoder, features, observation_shape
+from rl_training.models.mlp import mlp
+from rl_training.models.noisy import NoisyLinear
+
+
+class DuelingHead(nn.Module):
+    """Value plus advantages over their mean (Wang et al., 2016), for each of ``atoms`` numbers: (..., F) -> (..., A * atoms)."""
+
+    def __init__(
+        self, inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, linear: Callable[[int, int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.value = mlp((inputs, *hidden, atoms), linear=linear)
+        self.advantage = mlp((inputs, *hidden, actions * atoms), linear=linear)
+        self.actions, self.atoms = actions, atoms
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        advantages = self.advantage(x).unflatten(-1, (self.actions, self.atoms))
+        return (self.value(x).unsqueeze(-2) + advantages - advantages.mean(-2, keepdim=True)).flatten(-2)
+
+
+def q_head(inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, *, dueling: bool, noisy: bool) -> nn.Module:
+    """Features to ``atoms`` numbers per action, flat: (..., F) -> (..., A * atoms)."""
+    linear = NoisyLinear if noisy else nn.Linear
+    if dueling:
+        return DuelingHead(inputs, hidden, actions, atoms, linear)
+    return mlp((inputs, *hidden, actions * atoms), linear=linear)
+
+
+def epsilon_greedy(q_values: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+    """The best action of each row (B, A) -> (B,), or with probability ``epsilon`` any action."""
+    best = q_values.argmax(-1)
+    if epsilon <= 0:
+        return best
+    random = torch.randint(q_values.shape[-1], best.shape, device=best.device)
+    return torch.where(torch.rand(best.shape, device=best.device) < epsilon, random, best)
 
 
 class MLPQNetwork(nn.Module):
-    """Q(s, ·) for every action: (B, A). Images (uint8, channel first) go through the convolutional trunk."""
+    """Q(s, ·) for every action: (B, A). Images (uint8, channel first) go through the convolutional trunk.
+
+    Dueling: the last hidden layer exists twice, for values and for advantages. Noisy: every linear layer explores.
+    """
 
     def __init__(
         self,
@@ -18,10 +58,23 @@ class MLPQNetwork(nn.Module):
         action_dim: int,
         hidden_sizes: tuple[int, ...] = (64, 64),
         obs_shape: tuple[int, ...] | None = None,
+        dueling: bool = False,
+        noisy: bool = False,
+        atoms: int = 1,
     ) -> None:
         super().__init__()
-        trunk, width = features(observation_shape(obs_dim, obs_shape), tuple(hidden_sizes))
-        self.body = nn.Sequential(trunk, nn.Linear(width, action_dim))
+        shape, hidden = observation_shape(obs_dim, obs_shape), tuple(hidden_sizes)
+        linear = NoisyLinear if noisy else nn.Linear
+        left: tuple[int, ...] = ()
+        if dueling:
+            trunk, width, left = encoder(shape, hidden, linear=linear)
+        else:
+            trunk, width = features(shape, hidden, linear=linear)
+        head = q_head(width, left, action_dim, atoms, dueling=dueling, noisy=noisy)
+        self.body = nn.Sequential(trunk, head)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return self.body(obs)
+
+    def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        return epsilon_greedy(self(obs), epsilon)

@@ -1,18 +1,24 @@
-"""DQN on the off-policy loop."""
+"""The value-based family on the off-policy loop: DQN, QR-DQN, IQN and FQF."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.fqf import FQF
+from rl_training.algorithms.iqn import IQN
+from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.algorithms.value_learner import ValueLearner
+from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
+from rl_training.data.replay_buffer import Batch
 from rl_training.experiment.config import Sizes, opt
-from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Schedule
-from rl_training.runtime.schedules import resolve_schedule_spec
-from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, resolve_schedule_value
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 
 
 class DQNOptions(OffPolicyOptions):
@@ -23,9 +29,18 @@ class DQNOptions(OffPolicyOptions):
         (128, 128), "widths of the hidden layers (images: the last one is the number of features)"
     )
     learning_rate: float = opt(1e-3, "step size of Adam", gt=0)
+    adam_epsilon: float = opt(1e-8, "added to Adam's denominator", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     target_update_interval: int = opt(100, "updates between copies to the target network", ge=1)
     double: bool = opt(True, "the online network chooses the next action, the target network judges it")
+    dueling: bool = opt(False, "state values and advantages from streams of their own")
+    noisy: bool = opt(False, "explore by learned noise on the weights; epsilon_schedule is then 0 unless given")
+    n_step: int = opt(1, "steps of reward before bootstrapping; fewer where an episode ends", ge=1)
+    prioritized: bool = opt(False, "draw transitions with large errors more often")
+    priority_alpha: float = opt(0.6, "by how much: 0 not at all, 1 in proportion to the error", ge=0, le=1)
+    priority_beta: float = opt(
+        0.4, "how far weights in the loss make up for that at first; all the way (1) at the end of the run", ge=0, le=1
+    )
     epsilon_schedule: Schedule = opt(
         {"type": "linear", "start": 1.0, "end": 0.05}, "share of random actions: {type, start, end}"
     )
@@ -44,27 +59,132 @@ class DQNOptions(OffPolicyOptions):
             raise ValueError(f"shares of random actions lie in [0, 1], got {spec.start:g} to {spec.end:g}")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _combinations(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        changed = {name for name, value in given.items() if name in defaults and value != defaults[name]}
+        if "prioritized" not in changed:
+            for name in ("priority_alpha", "priority_beta"):
+                if name in changed:
+                    raise ValueError(f"{name} does nothing without prioritized: true")
+        if given.get("noisy") is True and "epsilon_schedule" not in changed:
+            if "exploration_fraction" in changed:
+                raise ValueError("exploration_fraction does nothing with noisy: true and no epsilon_schedule")
+            return {**given, "epsilon_schedule": {"type": "constant", "start": 0.0}}
+        return given
+
+    @model_validator(mode="after")
+    def _windows_fit(self) -> Any:
+        if self.n_step > self.buffer_capacity:
+            raise ValueError(f"n_step ({self.n_step}) cannot be more than buffer_capacity ({self.buffer_capacity})")
+        return self
+
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         return max(1, int(total_timesteps * self.exploration_fraction)) if name == "epsilon" else total_timesteps
 
+    def network(self) -> dict[str, Any]:
+        """What the network takes beside its shapes."""
+        return {"hidden_sizes": self.hidden_sizes, "dueling": self.dueling, "noisy": self.noisy}
 
-def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
-    return DQN(
-        q_network=plan.make(
-            MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes
-        ),
-        learning_rate=cfg.learning_rate,
-        gamma=cfg.gamma,
-        target_update_interval=cfg.target_update_interval,
-        double_q=cfg.double,
-        max_grad_norm=cfg.max_grad_norm,
-        normalizer=plan.normalizer(cfg.normalize_observations),
+    def learner(self) -> dict[str, Any]:
+        """What the learner takes beside its network."""
+        return {
+            "learning_rate": self.learning_rate,
+            "adam_epsilon": self.adam_epsilon,
+            "gamma": self.gamma,
+            "target_update_interval": self.target_update_interval,
+            "double_q": self.double,
+            "max_grad_norm": self.max_grad_norm,
+        }
+
+
+class QRDQNOptions(DQNOptions):
+    TITLE = "qr_dqn"
+    num_quantiles: int = opt(50, "quantiles of each action's return", ge=1)
+    kappa: float = opt(1.0, "errors up to this size count squared", gt=0)
+
+    def network(self) -> dict[str, Any]:
+        return {**super().network(), "num_quantiles": self.num_quantiles}
+
+    def learner(self) -> dict[str, Any]:
+        return {**super().learner(), "num_quantiles": self.num_quantiles, "kappa": self.kappa}
+
+
+class IQNOptions(QRDQNOptions):
+    TITLE = "iqn"
+    num_quantiles: int = opt(8, "random fractions on each side of the regression", ge=1)
+    action_samples: int = opt(32, "fractions by which actions are judged", ge=1)
+    embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
+
+    def network(self) -> dict[str, Any]:
+        return {**super().network(), "embedding_dim": self.embedding_dim}
+
+    def learner(self) -> dict[str, Any]:
+        return {**super().learner(), "action_samples": self.action_samples}
+
+
+class FQFOptions(QRDQNOptions):
+    TITLE = "fqf"
+    num_quantiles: int = opt(32, "fractions proposed for each observation", ge=2)
+    embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
+    fraction_learning_rate: float = opt(1e-4, "step size of RMSprop for the fractions", gt=0)
+    fraction_scaling: Literal["range", "none"] = opt(
+        "range", "divide the fractions' gradient by the range of the quantiles; none: as in the paper"
+    )
+    entropy_coef: float = opt(1e-3, "weight of the entropy that keeps fractions apart", ge=0)
+
+    def network(self) -> dict[str, Any]:
+        return {**super().network(), "embedding_dim": self.embedding_dim}
+
+    def learner(self) -> dict[str, Any]:
+        own = ("fraction_learning_rate", "fraction_scaling", "entropy_coef")
+        return {**super().learner(), **{name: getattr(self, name) for name in own}}
+
+
+class ValueLoop(OffPolicyLoop):
+    """The off-policy loop with returns over several steps and prioritized replay."""
+
+    def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
+        cfg = self._cfg
+        options |= {"n_step": cfg.n_step, "gamma": cfg.gamma}
+        if cfg.prioritized:
+            kind, options = PrioritizedReplayBuffer, {**options, "alpha": cfg.priority_alpha}
+        self._beta = ScheduleSpec("linear", cfg.priority_beta, 1.0) if cfg.prioritized else None
+        return super().make_replay(kind, **options)
+
+    def draw(self) -> Batch:
+        if self._beta is None:
+            return super().draw()
+        run = self._run
+        beta = resolve_schedule_value(self._beta, step=run.step, total_steps=run.config.total_timesteps)
+        run.note(priority_beta=beta)
+        return self.replay.sample(self._cfg.batch_size, beta=beta)  # type: ignore[call-arg]
+
+    def learned(self, batch: Batch) -> None:
+        if self._beta is not None:
+            self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
+
+
+def spec(name: str, options: type[DQNOptions], network: Network, learner: type[ValueLearner]) -> AlgorithmSpec:
+    """A member of the family: its options, its network and its learner."""
+
+    def build(cfg: DQNOptions, plan: Blueprint) -> ValueLearner:
+        q_network = plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **cfg.network())
+        normalizer = plan.normalizer(cfg.normalize_observations)
+        return learner(q_network=q_network, normalizer=normalizer, **cfg.learner())
+
+    return AlgorithmSpec(
+        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image"), actions=("discrete",)
     )
 
 
 SPECS = {
-    "dqn": AlgorithmSpec(
-        name="dqn", config=DQNOptions, build=build, loop=OffPolicyLoop, obs=("vector", "image"), actions=("discrete",)
-    )
+    "dqn": spec("dqn", DQNOptions, MLPQNetwork, DQN),
+    "qr_dqn": spec("qr_dqn", QRDQNOptions, MLPQRQNetwork, QRDQN),
+    "iqn": spec("iqn", IQNOptions, MLPIQNetwork, IQN),
+    "fqf": spec("fqf", FQFOptions, MLPFQFNetwork, FQF),
 }
-train_dqn = SPECS["dqn"].train
+train_dqn, train_qr_dqn, train_iqn, train_fqf = (SPECS[name].train for name in ("dqn", "qr_dqn", "iqn", "fqf"))

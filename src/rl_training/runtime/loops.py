@@ -14,7 +14,7 @@ import numpy as np
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.normalizer import RewardScaler
 from rl_training.algorithms.returns import explained_variance
-from rl_training.data.replay_buffer import ReplayBuffer, Source
+from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import opt
 from rl_training.runtime.options import AlgorithmOptions
@@ -77,14 +77,18 @@ class OffPolicyLoop(OnlineLoop):
 
     def __init__(self, run: Run, agent: Learner, cfg: OffPolicyOptions) -> None:
         super().__init__(run, agent, cfg)
-        spaces = run.spaces
-        self.replay = ReplayBuffer(
-            min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
-            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
-            rng=run.rng("replay"), reuse=True,
-        )  # fmt: skip
+        self.replay = self.make_replay()
         self._source: Source = self.replay
         self._starts = max(cfg.learning_starts, cfg.batch_size)
+
+    def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
+        """Room for the run's transitions."""
+        run, spaces = self._run, self._run.spaces
+        return kind(
+            min(self._cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
+            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
+            rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
+        )  # fmt: skip
 
     def expected_updates(self, total_timesteps: int) -> int:
         steps = max(0, total_timesteps - self._starts)
@@ -118,8 +122,17 @@ class OffPolicyLoop(OnlineLoop):
             for _ in range(self._cfg.gradient_updates_per_step):
                 if self._run.budget_spent:
                     return
-                self._run.update(self.agent, self._source.sample(self._cfg.batch_size))
+                batch = self.draw()
+                self._run.update(self.agent, batch)
+                self.learned(batch)
             self._run.end_epoch()
+
+    def draw(self) -> Batch:
+        """What the next update learns from."""
+        return self._source.sample(self._cfg.batch_size)
+
+    def learned(self, batch: Batch) -> None:
+        """Hook: an update has been made from ``batch``."""
 
 
 class OnPolicyOptions(AlgorithmOptions):

@@ -1,0 +1,89 @@
+"""Fully parameterized quantile function (Yang et al., 2019): the fractions are learned too.
+
+The fractions of a state minimise the 1-Wasserstein distance between its return and the N quantiles at their middles. That
+distance cannot be computed, but its gradient can (Proposition 1); it is applied to the fractions alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Tensors
+from rl_training.algorithms.optim import FlatRMSprop, descend
+from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
+from rl_training.algorithms.value_learner import of_actions
+from rl_training.models.host import torch_forward
+from rl_training.models.mlp_fqf_network import Fractions, MLPFQFNetwork
+
+
+def fraction_gradient(quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor) -> torch.Tensor:
+    """∂W1/∂τ_i = 2 F⁻¹(τ_i) - F⁻¹(τ̂_i) - F⁻¹(τ̂_{i-1}) for i = 1 … N-1: (B, N-1) and (B, N) -> (B, N-1)."""
+    return 2 * quantiles_tau - quantile_hats[:, 1:] - quantile_hats[:, :-1]
+
+
+class FQF(QuantileLearner):
+    """``fraction_scaling`` "range" divides each row's fraction gradient by the range of its quantiles, so that neither the
+    step nor the entropy's weight depends on the size of returns; "none" is the paper's."""
+
+    def __init__(
+        self,
+        *,
+        q_network: MLPFQFNetwork,
+        fraction_learning_rate: float,
+        entropy_coef: float = 1e-3,
+        fraction_scaling: Literal["range", "none"] = "range",
+        **options: Any,
+    ) -> None:
+        """Options: see ``QuantileLearner`` and ``ValueLearner``."""
+        super().__init__(q_network=q_network, parameters=MLPFQFNetwork.quantile_parameters, **options)
+        self.fraction_optimizer = FlatRMSprop(q_network.fraction_parameters(), lr=fraction_learning_rate)
+        self._follow(self.fraction_optimizer, MLPFQFNetwork.fraction_parameters)
+        self._entropy_coef, self._scaled = entropy_coef, fraction_scaling == "range"
+        self._forward = torch_forward(q_network.values, self._gamma.device)
+
+    def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
+        return self._forward(obs)
+
+    def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target network's quantiles at the fractions it proposes itself, each with the mass between them."""
+        features = self.target_network.encode(next_obs)
+        fractions = self.target_network.propose(features)
+        atoms, mass = self.target_network.quantiles(features, fractions.tau_hats), fractions.probabilities
+        judged = self.q_network.values(next_obs) if self._double else (mass[:, None] * atoms).sum(-1)
+        return of_actions(atoms, judged.argmax(1)), mass
+
+    def _fraction_loss(
+        self, features: torch.Tensor, fractions: Fractions, quantile_hats: torch.Tensor, actions: torch.Tensor
+    ) -> torch.Tensor:
+        inner = fractions.taus[:, 1:-1]
+        with torch.no_grad():
+            hats = quantile_hats.detach()
+            at_taus = of_actions(self.q_network.quantiles(features, inner), actions)
+            gradient = fraction_gradient(at_taus, hats)
+            if self._scaled:
+                gradient = gradient / (hats.amax(1, keepdim=True) - hats.amin(1, keepdim=True)).clamp(min=1e-6)
+        return (gradient * inner).sum(1).mean()
+
+    def _learn(self, batch: Tensors) -> Tensors:
+        obs, next_obs = self._observations(batch)
+        features = self.q_network.encode(obs)
+        fractions = self.q_network.propose(features)
+        hats = fractions.tau_hats.detach()
+        quantiles = of_actions(self.q_network.quantiles(features, hats), batch["actions"])
+        values = (fractions.probabilities.detach() * quantiles).sum(1)
+        terms = self._regress(batch, Predicted(quantiles, hats, values), next_obs)
+
+        fraction_loss = self._fraction_loss(features.detach(), fractions, quantiles, batch["actions"])
+        entropy = fractions.entropies.mean()
+        entropy_loss = -self._entropy_coef * entropy
+        descend((self.optimizer, terms["loss"]), (self.fraction_optimizer, fraction_loss + entropy_loss))
+        terms |= {
+            "fraction_loss": fraction_loss,
+            "entropy_loss": entropy_loss,
+            "fraction_entropy": entropy,
+            "fraction_min": fractions.probabilities.amin(),
+        }
+        return {name: term.detach() for name, term in terms.items()}

@@ -1,0 +1,55 @@
+"""Implicit quantile networks (Dabney, Ostrovski, Silver & Munos, 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
+from rl_training.algorithms.value_learner import of_actions
+from rl_training.models.host import torch_forward
+
+
+class IQN(QuantileLearner):
+    """``q_network`` has ``encode`` and ``quantiles`` as ``ImplicitQuantiles`` has.
+
+    Both sides of the regression use ``num_quantiles`` random fractions; actions are judged by ``action_samples`` of them, or by
+    the middles of as many equal parts where actions shall be deterministic.
+    """
+
+    def __init__(self, *, action_samples: int = 32, **options: Any) -> None:
+        """Options: see ``QuantileLearner`` and ``ValueLearner``."""
+        super().__init__(**options)
+        self._samples = action_samples
+        self._middles = (np.arange(action_samples, dtype=np.float32) + 0.5) / action_samples
+        self._forward = torch_forward(self._mean_of, self._gamma.device)
+
+    def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
+        if rng is None:
+            taus = np.tile(self._middles, (len(obs), 1))
+        else:
+            taus = rng.random((len(obs), self._samples), np.float32)
+        return self._forward(obs, taus)
+
+    def _mean_of(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+        return self.q_network.quantiles(self.q_network.encode(obs), taus).mean(-1)
+
+    def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, device = len(next_obs), next_obs.device
+        features = self.target_network.encode(next_obs)
+        judging = torch.rand(rows, self._samples, device=device)
+        asked = torch.rand(rows, self._num_quantiles, device=device)
+        if self._double:
+            judged = self.q_network.quantiles(self.q_network.encode(next_obs), judging)
+            atoms = self.target_network.quantiles(features, asked)
+        else:  # one pass for both
+            both = self.target_network.quantiles(features, torch.cat([judging, asked], 1))
+            judged, atoms = both[..., : self._samples], both[..., self._samples :]
+        return of_actions(atoms, judged.mean(-1).argmax(1)), None
+
+    def _predict(self, obs: torch.Tensor, actions: torch.Tensor) -> Predicted:
+        taus = torch.rand(len(obs), self._num_quantiles, device=obs.device)
+        quantiles = of_actions(self.q_network.quantiles(self.q_network.encode(obs), taus), actions)
+        return Predicted(quantiles, taus, quantiles.mean(1))

@@ -1,0 +1,81 @@
+"""The return's quantile function as a network that is asked at any fraction (Dabney et al., 2018)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rl_training.models.cnn import encoder, observation_shape
+from rl_training.models.mlp_q_network import epsilon_greedy, q_head
+from rl_training.models.noisy import NoisyLinear
+
+
+def midpoints(count: int) -> torch.Tensor:
+    """The middles of ``count`` equal parts of [0, 1]."""
+    return (torch.arange(count) + 0.5) / count
+
+
+class ImplicitQuantiles(nn.Module):
+    """Features of the observation, multiplied by an embedding of the fraction, to a quantile per action.
+
+    The embedding is a learned layer over cos(π i τ) for i = 0 … ``embedding_dim`` - 1. As in the paper, the last hidden layer
+    comes after the product; with a single hidden layer, nothing does.
+    """
+
+    frequencies: torch.Tensor
+
+    def __init__(
+        self,
+        *,
+        obs_dim: int | None = None,
+        action_dim: int,
+        num_quantiles: int = 64,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        embedding_dim: int = 64,
+        obs_shape: tuple[int, ...] | None = None,
+        dueling: bool = False,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__()
+        self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
+        shape = observation_shape(obs_dim, obs_shape)
+        self.encoder, width, left = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else nn.Linear)
+        self.width = width
+        self.embedding = nn.Sequential(nn.Linear(embedding_dim, width), nn.ReLU())
+        self.head = q_head(width, left, action_dim, 1, dueling=dueling, noisy=noisy)
+        self.register_buffer("frequencies", torch.pi * torch.arange(embedding_dim), persistent=False)
+
+    def encode(self, obs: torch.Tensor) -> torch.Tensor:
+        """(B, ...) -> (B, F)."""
+        return self.encoder(obs)
+
+    def quantiles(self, features: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+        """Features (B, F) and fractions (B, N) -> quantiles (B, A, N)."""
+        embedded = self.embedding(torch.cos(taus[..., None] * self.frequencies))
+        return self.head(features[:, None, :] * embedded).transpose(1, 2)
+
+
+class MLPIQNetwork(ImplicitQuantiles):
+    """Quantiles at ``num_quantiles`` random fractions of each observation, or at given ones."""
+
+    def forward(
+        self,
+        obs: torch.Tensor,
+        *,
+        num_quantiles: int | None = None,
+        taus: torch.Tensor | None = None,
+        random_taus: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(quantiles (B, A, N), fractions (B, N)); without ``random_taus``, at the middles of N equal parts."""
+        features = self.encode(obs)
+        if taus is None:
+            taus = self.fractions(len(features), num_quantiles or self.num_quantiles, random_taus, features.device)
+        return self.quantiles(features, taus), taus
+
+    @staticmethod
+    def fractions(rows: int, count: int, random: bool, device: torch.device) -> torch.Tensor:
+        """(rows, count) fractions: uniformly random, or the same middles in every row."""
+        return torch.rand(rows, count, device=device) if random else midpoints(count).to(device).expand(rows, count)
+
+    def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)

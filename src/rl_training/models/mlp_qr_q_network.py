@@ -1,0 +1,23 @@
+"""Quantiles of the return at fixed fractions, for every action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rl_training.models.mlp_q_network import MLPQNetwork, epsilon_greedy
+
+
+class MLPQRQNetwork(MLPQNetwork):
+    """Quantiles at the fractions (i + 1/2) / N: (B, A, N). The other arguments are those of ``MLPQNetwork``."""
+
+    def __init__(self, *, action_dim: int, num_quantiles: int, **arguments: Any) -> None:
+        super().__init__(action_dim=action_dim, atoms=num_quantiles, **arguments)
+        self.action_dim, self.num_quantiles = action_dim, num_quantiles
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs).unflatten(-1, (self.action_dim, self.num_quantiles))
+
+    def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        return epsilon_greedy(self(obs).mean(-1), epsilon)

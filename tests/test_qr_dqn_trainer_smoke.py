@@ -1,0 +1,61 @@
+"""What the whole value-based family can be asked for, and QR-DQN in particular."""
+
+import numpy as np
+import pytest
+
+from rl_training.experiment.config import ConfigError
+from rl_training.experiment.registry import get_algorithm_spec
+from toys import Pictures
+
+FAMILY = ("dqn", "qr_dqn", "iqn", "fqf")
+EVERYTHING = {"double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3}
+
+
+@pytest.mark.parametrize("algo", FAMILY)
+@pytest.mark.parametrize("options", [{name: value} for name, value in EVERYTHING.items()] + [EVERYTHING])
+def test_every_member_takes_every_option(tiny, algo, options):
+    result = get_algorithm_spec(algo).train(tiny(algo, num_envs=2, total_timesteps=100, **options))
+    assert np.isfinite(result.metrics["loss"])
+
+
+@pytest.mark.parametrize("algo", FAMILY)
+@pytest.mark.parametrize("options", [{}, {"dueling": True, "noisy": True, "prioritized": True, "n_step": 3}])
+def test_every_member_learns_from_pictures(tiny, algo, options):
+    config = tiny(algo, total_timesteps=60, hidden_sizes=[16], env_kwargs={"wrappers": {"frame_stack": 3}}, **options)
+    result = get_algorithm_spec(algo).train(config, env=Pictures)
+    assert np.isfinite(result.metrics["loss"])
+
+
+@pytest.mark.parametrize("algo", FAMILY)
+def test_beta_rises_to_one_over_the_run(tiny, algo):
+    result = get_algorithm_spec(algo).train(tiny(algo, prioritized=True, priority_beta=0.5, train_frequency=1))
+    assert result.metrics["priority_beta"] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority_alpha": 0.5}, "priority_alpha does nothing without prioritized: true"),
+        ({"priority_beta": 0.5, "prioritized": False}, "priority_beta does nothing without prioritized: true"),
+        ({"noisy": True, "exploration_fraction": 0.3}, "does nothing with noisy: true"),
+        ({"n_step": 0}, "n_step"),
+        ({"n_step": 600}, "n_step"),
+        ({"num_quantiles": 0}, "num_quantiles"),
+        ({"kappa": 0.0}, "kappa"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(tiny, options, message):
+    with pytest.raises(ConfigError, match=message):
+        get_algorithm_spec("qr_dqn").train(tiny("qr_dqn", **options))
+
+
+def test_a_noisy_network_needs_no_random_actions_but_may_have_them(tiny):
+    spec = get_algorithm_spec("dqn")
+    assert spec.options(tiny("dqn", noisy=True)).epsilon_schedule == {"type": "constant", "start": 0.0}
+    wanted = {"type": "constant", "start": 0.1}
+    assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=wanted)).epsilon_schedule == wanted
+
+
+def test_plain_dqn_has_no_quantiles(tiny):
+    with pytest.raises(ConfigError, match="num_quantiles"):
+        get_algorithm_spec("dqn").options(tiny("dqn", num_quantiles=5))
