@@ -22,10 +22,16 @@ PEERS = Path(os.environ.get("PEERS", HERE / ".venvs"))
 UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 64x64",
          "ppo_cheetah8": "PPO HalfCheetah-v5, 8 envs, 2048 a rollout, 10 epochs, minibatch 64",
          "dqn_cartpole": "DQN CartPole, 1 env, 64x64, batch 128, an update each step",
+         "qrdqn_cartpole": "QR-DQN CartPole, 50 quantiles, otherwise as DQN",
+         "iqn_cartpole": "IQN CartPole, 8 fractions (32 for actions), otherwise as DQN",
+         "fqf_cartpole": "FQF CartPole, 32 fractions, otherwise as DQN",
          "sac_cheetah": "SAC HalfCheetah-v5, 256x256, batch 256, an update each step",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
 ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
-         ("sac_cheetah", "sbx"): 1.1, ("sac_wall", "sbx"): 1.1}  # fmt: skip
+         ("sac_cheetah", "sbx"): 1.1, ("sac_wall", "sbx"): 1.1, ("qrdqn_cartpole", "sb3"): 4, ("qrdqn_cartpole", "tianshou"): 4,
+         ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3}  # fmt: skip
+WHO = {"qrdqn_cartpole": ("sb3", "tianshou"), "iqn_cartpole": ("tianshou",), "fqf_cartpole": ("axiomrl", "tianshou")}
+SCRIPTS = {"tianshou": ["tianshou_peer.py"], "axiomrl": ["axiomrl_peer.py"]}
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
@@ -33,7 +39,7 @@ def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
     words = (
         [sys.executable, "ours.py", unit]
         if who == "ours"
-        else [str(PEERS / who / "bin" / "python"), "peer.py", who, unit]
+        else [str(PEERS / who / "bin" / "python"), *SCRIPTS.get(who, ["peer.py", who]), unit]
     )
     pinned = {name: str(threads) for name in ("THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     env = {**os.environ, **pinned, "OPENBLAS_NUM_THREADS": "1", "SECONDS": str(seconds), "PYTHONWARNINGS": "ignore"}
@@ -47,9 +53,10 @@ def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
 
 def contenders(unit: str, installed: list[str]) -> list[tuple[str, str, int]]:
     """(label, who, threads) for one unit."""
+    everyone = ["ours", *(who for who in WHO.get(unit, ("sb3", "sbx")) if who in installed)]
     if unit != "sac_wall":
-        return [(who, who, 1) for who in ["ours", *installed]]
-    return [(f"{who} {threads}T", who, threads) for who in ["ours", *installed] for threads in (1, 2)]
+        return [(who, who, 1) for who in everyone]
+    return [(f"{who} {threads}T", who, threads) for who in everyone for threads in (1, 2)]
 
 
 def main() -> None:
@@ -63,7 +70,7 @@ def main() -> None:
 
     facts = provenance()
     facts.pop("command")
-    installed = [name for name in ("sb3", "sbx") if (PEERS / name / "bin" / "python").exists()]
+    installed = [name for name in ("sb3", "sbx", "tianshou", "axiomrl") if (PEERS / name / "bin" / "python").exists()]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
     units = [unit for unit in UNITS if not args.only or any(part in unit for part in args.only.split(","))]
     raw: dict[str, dict[str, list[float]]] = {}

@@ -245,3 +245,14 @@ def test_entropy_alone_makes_fractions_equal():
     for step in range(300):
         last = agent.update(batch(), global_step=step).metrics["fraction_entropy"]
     assert first < 1.3 and last == pytest.approx(np.log(4), abs=1e-3)
+
+
+def test_acting_in_numpy_equals_the_network():
+    agent = make()
+    with torch.no_grad():
+        agent.q_network.fraction_head.bias += torch.tensor([1.0, -1.0, 0.5, -0.5])
+    obs = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    assert agent._host is not None
+    with torch.no_grad():
+        expected = agent.q_network.values(torch.from_numpy(obs)).numpy()
+    assert agent._values(obs, True, None) == pytest.approx(expected, abs=1e-5)

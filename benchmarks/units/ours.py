@@ -11,6 +11,12 @@ from rl_training.experiment.registry import get_algorithm_spec
 unit = sys.argv[1]
 compiled = sys.argv[2:] != ["eager"]
 ppo = unit.startswith("ppo")
+VALUE_BASED = {  # double only where the peers' is
+    "dqn_cartpole": ("dqn", {"double": False}),
+    "qrdqn_cartpole": ("qr_dqn", {"num_quantiles": 50, "double": False}),
+    "iqn_cartpole": ("iqn", {"num_quantiles": 8, "action_samples": 32, "hidden_sizes": [64, 64, 64], "double": True}),
+    "fqf_cartpole": ("fqf", {"num_quantiles": 32, "double": False}),
+}
 
 
 class Timing(Callback):
@@ -28,8 +34,9 @@ if ppo:
     env, num_envs, steps, minibatch, epochs = UNITS[unit]
     algo, warm = "ppo", num_envs * steps * 3
     options = {"num_steps": steps, "minibatch_size": minibatch, "update_epochs": epochs}
-elif unit == "dqn_cartpole":
-    algo, env, num_envs, warm = "dqn", "CartPole-v1", 1, 1500
+elif unit in VALUE_BASED:
+    algo, own = VALUE_BASED[unit]
+    env, num_envs, warm = "CartPole-v1", 1, 1500
     options = {
         "buffer_capacity": 50_000,
         "learning_starts": 1000,
@@ -37,7 +44,7 @@ elif unit == "dqn_cartpole":
         "target_update_interval": 500,
         "train_frequency": 1,
         "hidden_sizes": [64, 64],
-        "double": False,
+        **own,
     }
 else:
     algo, env, num_envs, warm = "sac", "Pendulum-v1" if unit == "sac_pendulum" else "HalfCheetah-v5", 1, 450

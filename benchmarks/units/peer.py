@@ -43,11 +43,13 @@ if ppo:
         "MlpPolicy", make_vec_env(env_id, num_envs), n_steps=steps, batch_size=minibatch, n_epochs=epochs,
         policy_kwargs={"net_arch": [64, 64]}, **device,
     )  # fmt: skip
-elif unit == "dqn_cartpole":
+elif unit in ("dqn_cartpole", "qrdqn_cartpole"):
     meter = Meter(1500)
-    model = library.DQN(
+    quantiles = {"n_quantiles": 50} if unit == "qrdqn_cartpole" else {}
+    kind = import_module("sb3_contrib").QRDQN if quantiles else library.DQN
+    model = kind(
         "MlpPolicy", gym.make("CartPole-v1"), buffer_size=50_000, learning_starts=1000, batch_size=128, train_freq=1,
-        gradient_steps=1, target_update_interval=500, policy_kwargs={"net_arch": [64, 64]}, **device,
+        gradient_steps=1, target_update_interval=500, policy_kwargs={"net_arch": [64, 64], **quantiles}, **device,
     )  # fmt: skip
 else:
     meter = Meter(450)

@@ -15,7 +15,7 @@ from rl_training.algorithms.base import Tensors
 from rl_training.algorithms.optim import FlatRMSprop, descend
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
-from rl_training.models.host import torch_forward
+from rl_training.models.host import MOST_ROWS, host_forward, host_quantiles, torch_forward
 from rl_training.models.mlp_fqf_network import Fractions, MLPFQFNetwork
 
 
@@ -42,10 +42,19 @@ class FQF(QuantileLearner):
         self.fraction_optimizer = FlatRMSprop(q_network.fraction_parameters(), lr=fraction_learning_rate)
         self._follow(self.fraction_optimizer, MLPFQFNetwork.fraction_parameters)
         self._entropy_coef, self._scaled = entropy_coef, fraction_scaling == "range"
+        self._host = host_quantiles(q_network) if type(q_network) is MLPFQFNetwork else None
+        self._propose = host_forward(q_network.fraction_head)
         self._forward = torch_forward(q_network.values, self._gamma.device)
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
-        return self._forward(obs)
+        if self._host is None or len(obs) * self._num_quantiles > MOST_ROWS:
+            return self._forward(obs)
+        encode, quantiles = self._host
+        features = encode(obs, rng)
+        logits = self._propose(features)
+        mass = np.exp(logits - logits.max(1, keepdims=True))
+        mass /= mass.sum(1, keepdims=True)
+        return (mass[:, None] * quantiles(features, mass.cumsum(1) - mass / 2, rng)).sum(-1)
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target network's quantiles at the fractions it proposes itself, each with the mass between them."""

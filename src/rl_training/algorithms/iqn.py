@@ -9,7 +9,8 @@ import torch
 
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
-from rl_training.models.host import torch_forward
+from rl_training.models.host import MOST_ROWS, host_quantiles, torch_forward
+from rl_training.models.mlp_iqn_network import MLPIQNetwork, midpoints
 
 
 class IQN(QuantileLearner):
@@ -23,15 +24,17 @@ class IQN(QuantileLearner):
         """Options: see ``QuantileLearner`` and ``ValueLearner``."""
         super().__init__(**options)
         self._samples = action_samples
-        self._middles = (np.arange(action_samples, dtype=np.float32) + 0.5) / action_samples
+        self._middles = midpoints(action_samples).numpy()
+        self._host = host_quantiles(self.q_network) if type(self.q_network) is MLPIQNetwork else None
         self._forward = torch_forward(self._mean_of, self._gamma.device)
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
-        if rng is None:
-            taus = np.tile(self._middles, (len(obs), 1))
-        else:
-            taus = rng.random((len(obs), self._samples), np.float32)
-        return self._forward(obs, taus)
+        rows = len(obs)
+        taus = np.tile(self._middles, (rows, 1)) if rng is None else rng.random((rows, self._samples), "f4")
+        if self._host is None or rows * self._samples > MOST_ROWS:
+            return self._forward(obs, taus)
+        encode, quantiles = self._host
+        return quantiles(encode(obs, rng), taus, rng).mean(-1)
 
     def _mean_of(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
         return self.q_network.quantiles(self.q_network.encode(obs), taus).mean(-1)

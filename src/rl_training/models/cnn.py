@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rl_training.models.mlp import mlp
+from rl_training.models.mlp import Linear, mlp
 
 
 class PixelScale(nn.Module):
@@ -46,7 +46,7 @@ def encoder(
     obs_shape: tuple[int, ...],
     hidden_sizes: tuple[int, ...],
     activation: type[nn.Module] = nn.ReLU,
-    linear: Callable[[int, int], nn.Module] = nn.Linear,
+    linear: Callable[[int, int], nn.Module] = Linear,
 ) -> tuple[nn.Module, int, tuple[int, ...]]:
     """What comes before the last hidden layer: the convolutions for images, the other hidden layers for vectors (one at
     least); how many features it gives; and the widths that are left for the head."""
@@ -62,7 +62,7 @@ def features(
     obs_shape: tuple[int, ...],
     hidden_sizes: tuple[int, ...],
     activation: type[nn.Module] = nn.ReLU,
-    linear: Callable[[int, int], nn.Module] = nn.Linear,
+    linear: Callable[[int, int], nn.Module] = Linear,
 ) -> tuple[nn.Sequential, int]:
     """A trunk for vectors (a perceptron) or images (the convolutions), and the number of features it gives."""
     if len(obs_shape) == 3:

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.models.mlp import EnsembleLinear
+from rl_training.models.mlp import EnsembleLinear, Linear
+from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
 
 Array = np.ndarray
+Layer = Callable[[Array, np.random.Generator | None], Array]
 MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
 
 
@@ -34,11 +36,35 @@ def host_forward(module: nn.Module) -> Callable[..., Array]:
     def forward(x: Array, rng: np.random.Generator | None = None) -> Array:
         if len(x) > MOST_ROWS and rng is None:
             return slow(x)
-        for layer in layers:
-            x = layer(x, rng)
-        return x
+        return through(layers, x, rng)
 
     return forward
+
+
+def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
+    """The network's ``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` as functions of arrays, or None."""
+    parts = [numpy_layers(part) for part in (network.encoder, network.embedding, network.head)]
+    if any(part is None for part in parts):
+        return None
+    encoder, embedding, head = (part or [] for part in parts)
+    frequencies = network.frequencies.numpy()
+
+    def encode(obs: Array, rng: np.random.Generator | None) -> Array:
+        return through(encoder, obs, rng)
+
+    def quantiles(features: Array, taus: Array, rng: np.random.Generator | None) -> Array:
+        rows, count = taus.shape
+        embedded = through(embedding, np.cos(taus.reshape(-1, 1) * frequencies), rng)
+        joint = embedded.reshape(rows, count, -1) * features[:, None]
+        return through(head, joint.reshape(rows * count, -1), rng).reshape(rows, count, -1).swapaxes(1, 2)
+
+    return encode, quantiles
+
+
+def through(layers: list[Layer], x: Array, rng: np.random.Generator | None) -> Array:
+    for layer in layers:
+        x = layer(x, rng)
+    return x
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -55,9 +81,6 @@ def torch_forward(function: Callable[..., Any], device: torch.device) -> Callabl
         return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
 
     return forward
-
-
-Layer = Callable[[Array, np.random.Generator | None], Array]
 
 
 def numpy_layers(module: nn.Module) -> list[Layer] | None:
@@ -109,11 +132,7 @@ def _dueling(head: DuelingHead) -> Layer:
     assert value is not None and advantage is not None  # of linear layers and activations alone
 
     def forward(x: Array, rng: np.random.Generator | None) -> Array:
-        v, a = x, x
-        for layer in value:
-            v = layer(v, rng)
-        for layer in advantage:
-            a = layer(a, rng)
+        v, a = through(value, x, rng), through(advantage, x, rng)
         a = a.reshape(*x.shape[:-1], head.actions, head.atoms)
         return (v[..., None, :] + a - a.mean(-2, keepdims=True)).reshape(*x.shape[:-1], -1)
 
@@ -145,6 +164,7 @@ def _identity(layer: nn.Module) -> Layer:
 
 _LAYERS: dict[type, Callable] = {
     nn.Linear: _linear,
+    Linear: _linear,
     NoisyLinear: _noisy_linear,
     DuelingHead: _dueling,
     EnsembleLinear: _ensemble_linear,

@@ -10,6 +10,18 @@ import torch
 from torch import nn
 
 
+class Linear(nn.Linear):
+    """A linear layer whose bias a compiler can add together with the activation. In a product that adds, it has to be
+    copied to every row first, which costs small networks a fifth of their time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            return super().forward(x)
+        if x.ndim > 2:
+            return x @ self.weight.t() + self.bias
+        return (x[None] @ self.weight.t() + self.bias).squeeze(0)  # of two dimensions, it would be joined again
+
+
 class EnsembleLinear(nn.Module):
     """E independent linear layers in one batched product: (B, in) or (E, B, in) -> (E, B, out)."""
 
@@ -30,7 +42,7 @@ def mlp(
     activation: type[nn.Module] = nn.ReLU,
     *,
     activate_last: bool = False,
-    linear: Callable[[int, int], nn.Module] = nn.Linear,
+    linear: Callable[[int, int], nn.Module] = Linear,
 ) -> nn.Sequential:
     """Linear layers between the given sizes; the last one is followed by the activation only if asked."""
     return _stack(sizes, linear, activation, activate_last)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from rl_training.models.cnn import encoder, observation_shape
+from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
 
@@ -39,9 +40,9 @@ class ImplicitQuantiles(nn.Module):
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observation_shape(obs_dim, obs_shape)
-        self.encoder, width, left = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else nn.Linear)
+        self.encoder, width, left = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.width = width
-        self.embedding = nn.Sequential(nn.Linear(embedding_dim, width), nn.ReLU())
+        self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())
         self.head = q_head(width, left, action_dim, 1, dueling=dueling, noisy=noisy)
         self.register_buffer("frequencies", torch.pi * torch.arange(embedding_dim), persistent=False)
 

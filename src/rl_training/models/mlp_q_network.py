@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rl_training.models.cnn import encoder, features, observation_shape
-from rl_training.models.mlp import mlp
+from rl_training.models.mlp import Linear, mlp
 from rl_training.models.noisy import NoisyLinear
 
 
@@ -30,7 +30,7 @@ class DuelingHead(nn.Module):
 
 def q_head(inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, *, dueling: bool, noisy: bool) -> nn.Module:
     """Features to ``atoms`` numbers per action, flat: (..., F) -> (..., A * atoms)."""
-    linear = NoisyLinear if noisy else nn.Linear
+    linear = NoisyLinear if noisy else Linear
     if dueling:
         return DuelingHead(inputs, hidden, actions, atoms, linear)
     return mlp((inputs, *hidden, actions * atoms), linear=linear)
@@ -64,7 +64,7 @@ class MLPQNetwork(nn.Module):
     ) -> None:
         super().__init__()
         shape, hidden = observation_shape(obs_dim, obs_shape), tuple(hidden_sizes)
-        linear = NoisyLinear if noisy else nn.Linear
+        linear = NoisyLinear if noisy else Linear
         left: tuple[int, ...] = ()
         if dueling:
             trunk, width, left = encoder(shape, hidden, linear=linear)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from rl_training.experiment.config import TrainConfig
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def resolve_device(name: str) -> torch.device:
@@ -64,6 +67,7 @@ class Engine:
         """Threads set for the run and put back after it. Acting multiplies small matrices in numpy: one BLAS thread."""
         from threadpoolctl import threadpool_limits
 
+        keep_freed_memory()
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -71,6 +75,16 @@ class Engine:
                 yield
         finally:
             torch.set_num_threads(before)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what updates free: giving it back to the system and fetching it anew, page by page, takes up to
+    a third of an update whose intermediate results are megabytes. Linux with glibc; elsewhere nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
 
 
 def _threads(learner: Learner) -> int:

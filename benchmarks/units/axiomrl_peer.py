@@ -1,0 +1,57 @@
+"""AxiomRL on a unit of the value-based family, its evaluations switched off: python axiomrl_peer.py fqf_cartpole"""
+
+import contextlib
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from axiomrl.experiment.config import TrainConfig
+from meter import THREADS, Meter
+
+unit = sys.argv[1]
+torch.set_num_threads(THREADS)
+meter = Meter(1500)
+
+
+class Over(Exception):
+    pass
+
+
+class Timing:
+    def on_train_start(self, trainer):
+        pass
+
+    def on_collect_end(self, trainer, result):
+        if not meter.tick(trainer.global_step):
+            raise Over
+
+    def on_update_end(self, trainer, result):
+        pass
+
+    def on_eval_end(self, trainer, metrics):
+        pass
+
+    def on_train_end(self, trainer, result):
+        pass
+
+
+algo, quantiles = {"qrdqn_cartpole": ("qr_dqn", 50), "iqn_cartpole": ("iqn", 8), "fqf_cartpole": ("fqf", 32)}[unit]
+trainer = import_module("axiomrl.runtime.dqn_trainer")
+for name in dir(trainer):
+    if name.startswith("_evaluate"):
+        setattr(trainer, name, lambda *args, **kwargs: {"eval_return_mean": 0.0})
+if hasattr(trainer, "should_run_evaluation"):
+    trainer.should_run_evaluation = lambda *args, **kwargs: False
+options = {
+    "batch_size": 128, "learning_starts": 1000, "train_frequency": 1, "target_update_interval": 500,
+    "hidden_sizes": (64, 64), "num_quantiles": quantiles, "eval_interval": 10**9,
+}  # fmt: skip
+config = TrainConfig(
+    algo=algo, env_id="CartPole-v1", seed=0, total_timesteps=10**8, output_dir=Path(tempfile.mkdtemp()), num_envs=1,
+    eval_episodes=1, device="cpu", log_interval=10**9, checkpoint_interval=10**9, algo_kwargs=options,
+)  # fmt: skip
+with contextlib.suppress(Over):
+    getattr(trainer, f"train_{algo}", trainer.train_dqn)(config, callbacks=[Timing()])
+meter.report(unit, "axiomrl")
