@@ -68,6 +68,17 @@ def speed_table() -> str:
     return "\n".join(lines)
 
 
+def fractions_table() -> str:
+    """FQF's fractions on a bandit that pays Exp(1): the distance they reach, by setting."""
+    result = json.loads((RESULTS / "fqf_fractions.json").read_text())
+    base = result["settings"]["qr_dqn"]["wasserstein"]
+    lines = ["| setting | W1 | nearer than QR-DQN | smallest fraction of any seed |", "|---|---|---|---|"]
+    for name, row in result["settings"].items():
+        smallest = min(run["smallest_fraction"] for run in row["runs"])
+        lines.append(f"| {name} | {row['wasserstein']:.4f} | {1 - row['wasserstein'] / base:.1%} | {smallest:.4f} |")
+    return "\n".join(lines)
+
+
 def algorithms_table() -> str:
     """The README's table: what each algorithm takes, and what it was measured to reach."""
     lines = [
@@ -100,6 +111,7 @@ def page(text: str) -> str:
             "config": lambda: markdown_table(CONFIGS[what or "run"]),
             "results": lambda: results_table(what or None),
             "speed": speed_table,
+            "fractions": fractions_table,
             "algorithms": algorithms_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"

@@ -5,19 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.dqn import DQN, dqn_loss, td_target
+from rl_training.algorithms.dqn import DQN, dqn_loss
+from rl_training.algorithms.value_learner import td_target
 from rl_training.models import MLPQNetwork
-
-
-class Table(nn.Module):
-    """Q-values read from a table by an integer observation."""
-
-    def __init__(self, rows):
-        super().__init__()
-        self.rows = nn.Parameter(torch.tensor(rows, dtype=torch.float32))
-
-    def forward(self, obs):
-        return self.rows[obs[:, 0].long()]
+from toys import Table
 
 
 def transition(reward=1.0, done=0.0, action=0):

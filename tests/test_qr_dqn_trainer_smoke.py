@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.yaml_config import read_config
 from toys import Pictures
 
 FAMILY = ("dqn", "qr_dqn", "iqn", "fqf")
@@ -24,6 +26,18 @@ def test_every_member_learns_from_pictures(tiny, algo, options):
     config = tiny(algo, total_timesteps=60, hidden_sizes=[16], env_kwargs={"wrappers": {"frame_stack": 3}}, **options)
     result = get_algorithm_spec(algo).train(config, env=Pictures)
     assert np.isfinite(result.metrics["loss"])
+
+
+@pytest.mark.parametrize("algo", ["dqn", "fqf"])
+def test_the_atari_preset_runs_and_stores_each_picture_once(algo, tmp_path):
+    short = {"total_timesteps": 90, "output_dir": tmp_path, "progress": "off", "threads": 1, "eval_episodes": 1}
+    options = {"learning_starts": 80, "hidden_sizes": [16], "eval_interval": 0}
+    changes = {**short, **{f"algo_kwargs.{name}": value for name, value in options.items()}}
+    config = read_config(f"configs/{algo}/breakout_atari.yaml", {**changes, "env_kwargs.max_episode_steps": 200})
+    result = get_algorithm_spec(algo).train(config)
+    replay = load_checkpoint(result.checkpoint_path).buffer_state["replay"]
+    assert replay["size"] == 90
+    assert replay["frames"]["data"].shape[1] == 84 * 84 and replay["frames"]["count"] < 100
 
 
 @pytest.mark.parametrize("algo", FAMILY)

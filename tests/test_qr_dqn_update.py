@@ -3,24 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from rl_training.algorithms.qr_dqn import QRDQN, quantile_huber_loss
 from rl_training.models import MLPQRQNetwork
 from rl_training.models.mlp_iqn_network import midpoints
+from toys import Table
 
 EXPONENTIAL_QUANTILES = (0.1335, 0.4700, 0.9808, 2.0794)  # of Exp(1) at 1/8, 3/8, 5/8, 7/8
-
-
-class QuantileTable(nn.Module):
-    """Quantiles read from a table by an integer observation."""
-
-    def __init__(self, rows):
-        super().__init__()
-        self.rows = nn.Parameter(torch.tensor(rows, dtype=torch.float32))
-
-    def forward(self, obs):
-        return self.rows[obs[:, 0].long()]
 
 
 def transition(**changes):
@@ -97,7 +86,7 @@ def test_a_wide_kappa_pulls_quantiles_of_narrow_returns_together():
 
 def make(online, target, **changes):
     options = {"learning_rate": 0.1, "gamma": 0.9, "target_update_interval": 1000, "num_quantiles": 2, **changes}
-    agent = QRDQN(q_network=QuantileTable(online), **options)
+    agent = QRDQN(q_network=Table(online), **options)
     agent.target_network.load_state_dict({"rows": torch.tensor(target, dtype=torch.float32)})
     return agent
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-
 FEW = 4  # outputs up to which sums beat a matrix product
 
 
