@@ -56,6 +56,7 @@ def learn(name: str, changes: dict[str, Any], seed: int, updates: int) -> dict[s
         if fqf
         else QRDQN(q_network=MLPQRQNetwork(**NETWORK), **LEARNER)
     )
+    agent.use_compiled()
     rows = 128
     zeros = torch.zeros(rows, 1)
     for update in range(updates):
