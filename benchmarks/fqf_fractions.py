@@ -34,9 +34,17 @@ LEARNER = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "qr_dqn": {},
-    "fqf, published (rate 2.5e-9, no scaling)": {"fraction_learning_rate": 2.5e-9, "fraction_scaling": "none"},
-    **{f"fqf, rate {rate:g}": {"fraction_learning_rate": rate} for rate in (1e-5, 1e-4, 3e-4, 1e-3, 1e-2)},
-    "fqf, rate 0.001, entropy 0.1": {"fraction_learning_rate": 1e-3, "entropy_coef": 0.1},
+    "fqf, published (rate 2.5e-9, no scaling)": {
+        "fraction_learning_rate": 2.5e-9,
+        "fraction_scaling": "none",
+        "train_at_fractions": False,
+    },
+    "fqf, rate 0.001, quantiles trained at the middles alone": {
+        "fraction_learning_rate": 1e-3,
+        "train_at_fractions": False,
+    },
+    **{f"fqf, rate {rate:g}": {"fraction_learning_rate": rate} for rate in (1e-4, 1e-3, 3e-3, 1e-2)},
+    "fqf, rate 0.01, entropy 0.01": {"fraction_learning_rate": 1e-2, "entropy_coef": 1e-2},
 }
 
 

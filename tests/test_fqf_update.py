@@ -39,7 +39,7 @@ def taus_of(inner):
     return torch.cat([edge, inner, 1 - edge])
 
 
-def wasserstein(inner, points=200_001):
+def wasserstein(inner):
     """W1 between Exp(1) and its N quantiles at the middles, by the exact integral between the fractions."""
     taus = taus_of(inner)
     middles = (taus[1:] + taus[:-1]) / 2
@@ -256,3 +256,39 @@ def test_acting_in_numpy_equals_the_network():
     with torch.no_grad():
         expected = agent.q_network.values(torch.from_numpy(obs)).numpy()
     assert agent._values(obs, True, None) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("everywhere", "count"), [(True, 7), (False, 4)])
+def test_quantiles_are_trained_at_the_middles_and_if_asked_at_the_fractions(everywhere, count):
+    agent, asked = make(train_at_fractions=everywhere), []
+    original = agent._regress
+
+    def watched(batch, predicted, next_obs):
+        asked.append(predicted)
+        return original(batch, predicted, next_obs)
+
+    agent._regress = watched
+    agent.update(batch(), global_step=0)
+    assert asked[0].quantiles.shape == asked[0].taus.shape == (6, count)
+    assert not asked[0].taus.requires_grad
+    fractions = agent.target_network.propose(agent.target_network.encode(batch()["obs"]))  # as before the update
+    assert torch.allclose(asked[0].taus[:, :4], fractions.tau_hats)
+
+
+def test_fractions_of_an_exponential_reward_come_near_their_best():
+    """One state, Exp(1): from W1 .151 at equal fractions a good part of the way to .118."""
+    torch.manual_seed(0)
+    agent = FQF(
+        q_network=network(num_quantiles=8, hidden_sizes=(32, 32), embedding_dim=32), num_quantiles=8, learning_rate=2e-3,
+        fraction_learning_rate=1e-2, gamma=0.9, target_update_interval=1000, kappa=0.02,
+    )  # fmt: skip
+    for step in range(1200):
+        for optimizer in agent.optimizers():
+            optimizer.scale_lr(1 - step / 1200)
+        rewards = torch.empty(128).exponential_()
+        data = {"obs": torch.zeros(128, 3), "next_obs": torch.zeros(128, 3), "actions": torch.zeros(128).long()}
+        agent.update({**data, "rewards": rewards, "dones": torch.ones(128)}, global_step=step)
+    with torch.no_grad():
+        taus = agent.q_network(torch.zeros(1, 3)).taus[0].double()
+    assert wasserstein(taus[1:-1]).item() < 0.135
+    assert taus.diff().min() > 1e-3

@@ -15,7 +15,7 @@ VALUE_BASED = {  # double only where the peers' is
     "dqn_cartpole": ("dqn", {"double": False}),
     "qrdqn_cartpole": ("qr_dqn", {"num_quantiles": 50, "double": False}),
     "iqn_cartpole": ("iqn", {"num_quantiles": 8, "action_samples": 32, "hidden_sizes": [64, 64, 64], "double": True}),
-    "fqf_cartpole": ("fqf", {"num_quantiles": 32, "double": False}),
+    "fqf_cartpole": ("fqf", {"num_quantiles": 32, "double": False, "train_at_fractions": False}),
 }
 
 

@@ -25,8 +25,13 @@ def fraction_gradient(quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor) 
 
 
 class FQF(QuantileLearner):
-    """``fraction_scaling`` "range" divides each row's fraction gradient by the range of its quantiles, so that neither the
-    step nor the entropy's weight depends on the size of returns; "none" is the paper's."""
+    """``fraction_scaling`` "range" divides the fraction gradient by the batch's mean range of quantiles, so that neither the
+    step nor the entropy's weight depends on the size of returns; "none" is the paper's. By its own range, a state with
+    certain returns would push the fractions as hard as any other, and what it pushes with is noise.
+
+    The gradient needs quantiles at the fractions, where the paper's loss, at the middles alone, never trains them. With
+    ``train_at_fractions`` it does; without, it is the paper's.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class FQF(QuantileLearner):
         fraction_learning_rate: float,
         entropy_coef: float = 1e-3,
         fraction_scaling: Literal["range", "none"] = "range",
+        train_at_fractions: bool = True,
         **options: Any,
     ) -> None:
         """Options: see ``QuantileLearner`` and ``ValueLearner``."""
@@ -42,6 +48,7 @@ class FQF(QuantileLearner):
         self.fraction_optimizer = FlatRMSprop(q_network.fraction_parameters(), lr=fraction_learning_rate)
         self._follow(self.fraction_optimizer, MLPFQFNetwork.fraction_parameters)
         self._entropy_coef, self._scaled = entropy_coef, fraction_scaling == "range"
+        self._train_at_fractions = train_at_fractions
         self._host = host_quantiles(q_network) if type(q_network) is MLPFQFNetwork else None
         self._propose = host_forward(q_network.fraction_head)
         self._forward = torch_forward(q_network.values, self._gamma.device)
@@ -65,27 +72,36 @@ class FQF(QuantileLearner):
         return of_actions(atoms, judged.argmax(1)), mass
 
     def _fraction_loss(
-        self, features: torch.Tensor, fractions: Fractions, quantile_hats: torch.Tensor, actions: torch.Tensor
+        self, fractions: Fractions, quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor
     ) -> torch.Tensor:
-        inner = fractions.taus[:, 1:-1]
         with torch.no_grad():
-            hats = quantile_hats.detach()
-            at_taus = of_actions(self.q_network.quantiles(features, inner), actions)
-            gradient = fraction_gradient(at_taus, hats)
+            gradient = fraction_gradient(quantiles_tau, quantile_hats)
             if self._scaled:
-                gradient = gradient / (hats.amax(1, keepdim=True) - hats.amin(1, keepdim=True)).clamp(min=1e-6)
-        return (gradient * inner).sum(1).mean()
+                gradient = gradient / (quantile_hats.amax(1) - quantile_hats.amin(1)).mean().clamp(min=1e-6)
+        return (gradient * fractions.taus[:, 1:-1]).sum(1).mean()
+
+    def _quantiles(self, features: torch.Tensor, taus: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return of_actions(self.q_network.quantiles(features, taus), actions)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)
+        actions, n = batch["actions"], self._num_quantiles
         features = self.q_network.encode(obs)
         fractions = self.q_network.propose(features)
-        hats = fractions.tau_hats.detach()
-        quantiles = of_actions(self.q_network.quantiles(features, hats), batch["actions"])
-        values = (fractions.probabilities.detach() * quantiles).sum(1)
-        terms = self._regress(batch, Predicted(quantiles, hats, values), next_obs)
+        hats, inner = fractions.tau_hats.detach(), fractions.taus[:, 1:-1].detach()
+        if self._train_at_fractions:
+            asked = torch.cat([hats, inner], 1)
+            trained = self._quantiles(features, asked, actions)
+            quantile_hats, quantiles_tau = trained[:, :n], trained[:, n:]
+        else:
+            asked = hats
+            trained = quantile_hats = self._quantiles(features, hats, actions)
+            with torch.no_grad():
+                quantiles_tau = self._quantiles(features, inner, actions)
+        values = (fractions.probabilities.detach() * quantile_hats).sum(1)
+        terms = self._regress(batch, Predicted(trained, asked, values), next_obs)
 
-        fraction_loss = self._fraction_loss(features.detach(), fractions, quantiles, batch["actions"])
+        fraction_loss = self._fraction_loss(fractions, quantiles_tau, quantile_hats)
         entropy = fractions.entropies.mean()
         entropy_loss = -self._entropy_coef * entropy
         descend((self.optimizer, terms["loss"]), (self.fraction_optimizer, fraction_loss + entropy_loss))

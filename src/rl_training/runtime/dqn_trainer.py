@@ -130,9 +130,12 @@ class FQFOptions(QRDQNOptions):
     TITLE = "fqf"
     num_quantiles: int = opt(32, "fractions proposed for each observation", ge=2)
     embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
-    fraction_learning_rate: float = opt(1e-4, "step size of RMSprop for the fractions", gt=0)
+    fraction_learning_rate: float = opt(1e-3, "step size of RMSprop for the fractions", gt=0)
     fraction_scaling: Literal["range", "none"] = opt(
-        "range", "divide the fractions' gradient by the range of the quantiles; none: as in the paper"
+        "range", "divide the fractions' gradient by the batch's mean range of quantiles; none: as in the paper"
+    )
+    train_at_fractions: bool = opt(
+        True, "regress quantiles at the fractions too, where their gradient needs them; false: as in the paper"
     )
     entropy_coef: float = opt(1e-3, "weight of the entropy that keeps fractions apart", ge=0)
 
@@ -140,7 +143,7 @@ class FQFOptions(QRDQNOptions):
         return {**super().network(), "embedding_dim": self.embedding_dim}
 
     def learner(self) -> dict[str, Any]:
-        own = ("fraction_learning_rate", "fraction_scaling", "entropy_coef")
+        own = ("fraction_learning_rate", "fraction_scaling", "train_at_fractions", "entropy_coef")
         return {**super().learner(), **{name: getattr(self, name) for name in own}}
 
 
