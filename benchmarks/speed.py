@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="times every contender runs")
     parser.add_argument("--seconds", type=float, default=12, help="measured after warm-up, each time")
-    parser.add_argument("--only", default="", help="comma-separated parts of unit names")
+    parser.add_argument("--only", default="", help="comma-separated beginnings of unit names")
     parser.add_argument("--no-record", action="store_true", help="print only")
     args = parser.parse_args()
     from rl_training.experiment.runs import provenance
@@ -72,23 +72,22 @@ def main() -> None:
     facts.pop("command")
     installed = [name for name in ("sb3", "sbx", "tianshou", "axiomrl") if (PEERS / name / "bin" / "python").exists()]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
-    units = [unit for unit in UNITS if not args.only or any(part in unit for part in args.only.split(","))]
-    raw: dict[str, dict[str, list[float]]] = {}
+    units = [unit for unit in UNITS if not args.only or any(unit.startswith(part) for part in args.only.split(","))]
     for unit in units:
         key = "per_second" if unit == "sac_wall" else "per_cpu_second"
-        rates = raw.setdefault(unit, {})
+        rates: dict[str, list[float]] = {}
         for _ in range(args.rounds):
             for label, who, threads in contenders(unit, installed):
                 result = measure(who, "sac_cheetah" if unit == "sac_wall" else unit, threads, args.seconds)
                 if result is not None:
                     rates.setdefault(label, []).append(round(result[key], 2))
                     print(f"{unit:14} {label:8} {result[key]:10.1f}", flush=True)
-    for unit, rates in raw.items():
         rows = compare(unit, rates)
         for row in rows:
             asked = f" (asked {row['asked']})" if row["asked"] else ""
             print(
-                f"{UNITS[unit]}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}"
+                f"{UNITS[unit]}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}",
+                flush=True,
             )
         if not args.no_record:
             RESULTS.mkdir(parents=True, exist_ok=True)
