@@ -57,7 +57,7 @@ def test_compiled_updates_go_straight_to_the_kernels(algo, tmp_path):
 
     class Look(Callback):
         def on_train_end(self, trainer, result):
-            seen["run"] = trainer.algorithm._run
+            seen["run"] = trainer.algorithm._run["_learn"]
 
     config = tiny_config(algo, tmp_path, compile=True, total_timesteps=64)
     get_algorithm_spec(algo).train(config, callbacks=[Look()])

@@ -25,6 +25,8 @@ CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
 CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
 CASES += [(algo, env) for algo in ("qr_dqn", "iqn", "fqf") for env in ("CartPole-v1", "ALE/Breakout-v5")]
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
+CASES += [(algo, "Pendulum-v1") for algo in ("bc", "td3_bc", "iql", "cql", "rlpd")]
+CASES += [("bc", "ALE/Breakout-v5"), ("cql", "CartPole-v1"), ("rlpd", "Hopper-v5")]
 ATARI = {
     "max_episode_steps": 60,
     "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}},
@@ -294,3 +296,19 @@ def test_every_algorithm_is_covered():
 
     assert {algo for algo, _ in CASES} == set(ALGORITHMS) == set(SMOKE)
     assert all(env.startswith("ALE/") or gym.spec(env) for _, env in CASES)
+
+
+def test_a_run_stopped_while_it_pretrains_goes_on_there(tiny):
+    class StopInside(Callback):
+        def on_update_end(self, trainer, result):
+            if trainer.update_count == 7:
+                trainer.request_stop("a test")
+
+    spec = get_algorithm_spec("rlpd")
+    config = tiny("rlpd", total_timesteps=60, offline_pretrain_updates=20)
+    straight = spec.train(config, run_suffix="straight")
+    first = spec.train(config, run_suffix="stopped", callbacks=[StopInside()])
+    assert first.metrics["global_step"] == 0 and first.metrics["pretrain_updates_done"] == 7
+    last = resume_training(first.run_dir)
+    assert last.metrics["pretrain_updates_done"] == 20
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))

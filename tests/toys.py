@@ -14,6 +14,7 @@ from rl_training import TrainConfig
 
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
 VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}
+OFFLINE = {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [16, 16]}
 SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]}),
     "dqn": ("CartPole-v1", VALUE_BASED),
@@ -21,6 +22,17 @@ SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "iqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "action_samples": 5, "embedding_dim": 6}),
     "fqf": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "embedding_dim": 6}),
     "sac": ("Pendulum-v1", {**OFF_POLICY, "hidden_sizes": [16, 16], "initial_random_steps": 20}),
+    "bc": ("Pendulum-v1", OFFLINE),
+    "td3_bc": ("Pendulum-v1", OFFLINE),
+    "iql": ("Pendulum-v1", OFFLINE),
+    "cql": ("Pendulum-v1", {**OFFLINE, "num_cql_samples": 3}),
+    "rlpd": (
+        "Pendulum-v1",
+        {
+            **{**OFF_POLICY, "hidden_sizes": [16, 16], "initial_random_steps": 20, "dataset_size": 300},
+            **{"gradient_updates_per_step": 3, "num_critics": 4, "offline_pretrain_updates": 5},
+        },
+    ),
 }
 
 

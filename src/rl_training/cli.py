@@ -111,6 +111,30 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--stochastic", action="store_true", help="draw the action instead of taking the best one")
     predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
+    collect = command(
+        "collect", _collect, "record a dataset from a trained agent, random actions, or a run's replay buffer"
+    )
+    collect.add_argument("--checkpoint", metavar="PATH", help="a run directory or a checkpoint")
+    collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
+    collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
+    collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending, or npz")
+    collect.add_argument("--steps", type=_count, metavar="N", help="how many steps")
+    collect.add_argument("--episodes", type=_count, metavar="N", help="or how many whole episodes")
+    collect.add_argument("--deterministic", action="store_true", help="take the best action instead of drawing one")
+    collect.add_argument("--stochastic", dest="deterministic", action="store_false", help="draw actions (the default)")
+    collect.add_argument("--random", action="store_true", help="uniformly random actions instead of the agent's")
+    collect.add_argument("--from-replay", action="store_true", help="the run's replay buffer instead of new steps")
+    collect.add_argument(
+        "--expert", metavar="RETURN|PATH", help="return that scores 100, or the checkpoint of an expert"
+    )
+    collect.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the collection (default: 0)")
+
+    dataset = command("dataset", _dataset_info, "look into a file of transitions")
+    dataset.add_argument("what", choices=("info",), help="size, returns, spaces, and what would break training")
+    dataset.add_argument("path", help="an npz or hdf5 file, or a Minari id")
+    dataset.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
+    dataset.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+
     listing = command("list", _list, "the algorithms")
     listing.add_argument("--json", action="store_true", help="print them as a JSON list")
 
@@ -245,6 +269,86 @@ def _predict(args: argparse.Namespace) -> None:
         raise ValueError(f"--obs must be a JSON array of numbers, got {text[:60]!r}") from None
     action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
     print(json.dumps(np.asarray(action).tolist()))
+
+
+def _format(path: str, chosen: str | None) -> str:
+    if chosen is not None:
+        return chosen
+    suffix = Path(path).suffix.lower()
+    known = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5"}
+    if suffix not in known:
+        raise ValueError(f"{path} ends in none of {', '.join(known)}; say what it is with --format")
+    return known[suffix]
+
+
+def _collect(args: argparse.Namespace) -> None:
+    from rl_training.data import dataset_files as files
+    from rl_training.envs.factory import EnvFactory
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.runtime import collection
+    from rl_training.runtime.workflows import config_of, find_checkpoint
+
+    kind = _format(args.output, args.format)
+    if args.checkpoint is None and not (args.random and args.env):
+        raise ValueError("give --checkpoint, or --random and --env")
+    if args.env is not None and args.checkpoint is not None:
+        raise ValueError("--env goes with --random and no checkpoint; a checkpoint has its own environment")
+    if args.from_replay and (args.steps or args.episodes or args.random):
+        raise ValueError("--from-replay takes the whole buffer: --steps, --episodes and --random do not go with it")
+    if args.checkpoint is not None:
+        config = config_of(find_checkpoint(args.checkpoint, buffers=False)[1])
+    else:
+        config = TrainConfig(algo="bc", env_id=args.env)
+    if args.from_replay:
+        data = collection.export_replay(args.checkpoint)
+    else:
+        much = {"steps": args.steps, "episodes": args.episodes, "seed": args.seed, "progress": "auto"}
+        if args.random:
+            data = collection.collect(config, None, **much)
+        else:
+            data = collection.collect_from_checkpoint(args.checkpoint, deterministic=args.deterministic, **much)
+    collection.add_returns(data)
+    collection.add_references(data, config, seed=args.seed, expert=args.expert)
+    if kind == "minari":
+        env = EnvFactory(config.env_id, config.env_kwargs).make(training=False)
+        files.write_minari(args.output, data, env)
+    else:
+        {"npz": files.write_npz, "hdf5": files.write_hdf5}[kind](Path(args.output), data)
+    _show_dataset(args.output, collection.describe(data))
+
+
+def _dataset_info(args: argparse.Namespace) -> None:
+    from rl_training.data.offline_dataset import load_transition_dataset
+    from rl_training.runtime.collection import describe
+
+    local = args.format is None and not Path(args.path).suffix and not Path(args.path).exists()
+    kind = "minari" if local else _format(args.path, args.format)
+    where = {"dataset_id": args.path} if kind == "minari" else {"dataset_path": args.path}
+    facts = describe(load_transition_dataset(kind, **where))
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        _show_dataset(args.path, facts)
+
+
+def _show_dataset(path: str, facts: dict[str, Any]) -> None:
+    meta = facts["meta"]
+    print(
+        f"{path}: {facts['transitions']:,} transitions in {facts['episodes']:,} episodes of {meta.get('env_id', '?')}"
+    )
+    print(f"ends          {facts['terminations']:,} terminated, {facts['truncations']:,} truncated")
+    if facts["return_mean"] is not None:
+        spread = ", ".join(f"{value:.4g}" for value in facts["return_quantiles"])
+        print(f"returns       mean {facts['return_mean']:.4g}; smallest, quartiles, largest: {spread}")
+        print(f"lengths       mean {facts['length_mean']:.4g}")
+    print(f"observations  {facts['observations']}")
+    print(f"actions       {facts['actions']} in {facts['action_range']}")
+    print(f"rewards       in {facts['reward_range']}")
+    for name in ("random_return", "expert_return", "seed", "behaviour"):
+        if meta.get(name) is not None:
+            print(f"{name:13} {meta[name] if not isinstance(meta[name], dict) else json.dumps(meta[name])}")
+    for concern in facts["concerns"]:
+        print(f"WARNING       {concern}")
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.metrics import Metrics, separate
+from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import Compiled, FlatOptimizer, Tensors
 from rl_training.state import Stateful
 
@@ -35,12 +36,15 @@ class Learner(Stateful):
     """Networks and optimizers with ``act`` and ``update``; knows no environment, file or logger.
 
     ``act`` takes and gives arrays on the host: observations (N, ...) to actions (N, ...), boxes in [-1, 1]. ``update`` takes
-    a dict of tensors. A subclass writes ``_learn(batch) -> tensors``, a pure function of tensors, so that it can run eagerly
-    or as one compiled graph, and what surrounds it in ``update``.
+    a dict of tensors. A subclass writes ``_learn(batch) -> tensors`` (or several such ``PARTS``), a pure function of tensors, so
+    that it can run eagerly or as one compiled graph, and what surrounds it in ``update``.
     """
 
     CONTROLS: ClassVar[tuple[str, ...]] = ()  # what schedules may change, beside the learning rate
+    PARTS: ClassVar[tuple[str, ...]] = ("_learn",)  # the functions of tensors that its updates are made of
     WORTH_COMPILING: ClassVar[int] = 50_000  # updates after which a compiled update has paid for its compilation
+
+    normalizer: ObservationNormalizer | None = None  # scales observations, if that is wanted
 
     def act(
         self,
@@ -63,22 +67,28 @@ class Learner(Stateful):
     def _learn(self, batch: Tensors) -> Tensors:
         raise NotImplementedError
 
-    def use_compiled(self) -> None:
-        """From now on, updates run as one compiled graph."""
-        self._run = Compiled(self._learn)
+    def _observations(self, batch: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """A batch's observations and those that followed, normalised if that is wanted."""
+        if self.normalizer is None:
+            return batch["obs"], batch["next_obs"]
+        return self.normalizer(batch["obs"]), self.normalizer(batch["next_obs"])
 
-    _run: Compiled | None = None
+    def use_compiled(self) -> None:
+        """From now on, updates run as compiled graphs, one per part."""
+        self._run = {part: Compiled(getattr(self, part)) for part in self.PARTS}
+
+    _run: dict[str, Compiled] | None = None
 
     @property
     def compiled(self) -> bool:
-        """Whether updates run as a compiled graph; False too if that was tried and failed."""
-        return self._run is not None and self._run.failed is None
+        """Whether updates run as compiled graphs; False too if that was tried and failed."""
+        return self._run is not None and all(part.failed is None for part in self._run.values())
 
-    def learn(self, batch: Tensors) -> tuple[Metrics, Tensors]:
-        """``_learn``, eager or compiled: its scalars as metrics, and whatever else it returns."""
+    def learn(self, batch: Tensors, part: str = "_learn") -> tuple[Metrics, Tensors]:
+        """``_learn`` (or another of ``PARTS``), eager or compiled: its scalars as metrics, and whatever else it returns."""
         if self._run is not None:
-            return self._run(batch)
-        names, scalars, rest = separate(self._learn(batch))
+            return self._run[part](batch)
+        names, scalars, rest = separate(getattr(self, part)(batch))
         return Metrics(names, scalars), rest
 
     def set_control(self, name: str, value: float) -> None:
@@ -107,6 +117,31 @@ class Learner(Stateful):
                 part.train(training)
             elif isinstance(part, Learner):
                 part._mode(training)
+
+
+class BoxLearner(Learner):
+    """A learner of actions in [-1, 1]: ``_policy(obs)`` gives, on the host, a mean and a log-deviation (None: no chance)."""
+
+    _policy: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+
+    def act(
+        self,
+        obs: np.ndarray,
+        *,
+        carry: Any = None,
+        deterministic: bool = False,
+        step: int = 0,
+        rng: np.random.Generator | None = None,
+    ) -> Acting:
+        if self.normalizer is not None:
+            obs = self.normalizer.host(obs)
+        mean, log_std = self._policy(obs)
+        if not deterministic and log_std is not None:
+            mean = mean + np.exp(log_std) * stream(rng).standard_normal(mean.shape, dtype=np.float32)
+        return Acting(self._bounded(mean))
+
+    def _bounded(self, actions: np.ndarray) -> np.ndarray:
+        return np.tanh(actions)
 
 
 _shared = np.random.default_rng()

@@ -53,6 +53,10 @@ class DQN(ValueLearner):
                 next_values = next_q.amax(1)
             target = td_target(batch, next_values, self._gamma)
 
-        terms = dqn_loss({**batch, "q_values": self.q_network(obs), "target_q_values": target})
+        terms = self._terms(batch, self.q_network(obs), target)
         descend((self.optimizer, terms["loss"]))
         return {name: term.detach() for name, term in terms.items()}
+
+    def _terms(self, batch: Tensors, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
+        """The loss and what else is worth reporting."""
+        return dqn_loss({**batch, "q_values": q_values, "target_q_values": target})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -34,6 +35,11 @@ class Metrics(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return repr(self._read())
+
+
+def both(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
+    """The numbers of two parts of an update, still unread."""
+    return ChainMap(first, second)  # type: ignore[arg-type]
 
 
 def separate(results: dict[str, torch.Tensor]) -> tuple[list[str], list[torch.Tensor], dict[str, torch.Tensor]]:

@@ -52,6 +52,12 @@ class ObservationNormalizer(nn.Module):
         self.mean.copy_(self.exact_mean)
         self.inverse_std.copy_((self.square / count + 1e-8).rsqrt())
 
+    def fit(self, rows: np.ndarray, *, epsilon: float = 1e-3) -> None:
+        """The statistics of a fixed dataset: (x - mean) / (deviation + epsilon)."""
+        exact = rows.astype(np.float64)
+        self.mean.copy_(torch.as_tensor(exact.mean(0)))
+        self.inverse_std.copy_(torch.as_tensor(1 / (exact.std(0) + epsilon)))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ((x - self.mean) * self.inverse_std).clamp(-self.clip, self.clip)
 

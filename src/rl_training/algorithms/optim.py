@@ -48,7 +48,7 @@ class FlatOptimizer:
         if not self.params:
             raise ValueError(f"{type(self).__name__} got no parameters")
         self.flat = flatten(self.params)
-        self.base_lr, self.lr = lr, torch.tensor(lr, device=self.flat.device)
+        self.base_lr, self.scale, self.lr = lr, 1.0, torch.tensor(lr, device=self.flat.device)
         self.max_grad_norm = max_grad_norm
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class FlatOptimizer:
 
     def scale_lr(self, scale: float) -> float:
         """Set the learning rate to ``scale`` times its initial value; returns it."""
-        lr = self.base_lr * scale
+        self.scale, lr = scale, self.base_lr * scale
         self.lr.fill_(lr)
         return lr
 

@@ -1,4 +1,4 @@
-"""Soft Actor-Critic (Haarnoja et al., 2018) with twin critics and a fixed or tuned temperature.
+"""Soft Actor-Critic (Haarnoja et al., 2018) with critics in any number and a fixed or tuned temperature.
 
 As in the second paper: no value network, and the next action comes from the current actor. All gradients of an update are taken
 before any step, so the actor is improved against the critics it was judged by; the paper's pseudocode steps the critics first.
@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
-from rl_training.algorithms.dqn import td_target
+from rl_training.algorithms.base import BoxLearner, Tensors, UpdateResult
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
+from rl_training.algorithms.value_learner import td_target
+from rl_training.models.heads import HIGHEST, LOWEST
 from rl_training.models.host import device_of, host_forward, torch_forward
-from rl_training.models.mlp_sac import LOG_STD_MAX, LOG_STD_MIN, MLPSACModel
+from rl_training.models.mlp_sac import MLPSACModel
 
 
 def critic_loss(q_values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -49,7 +50,7 @@ def sac_loss(batch: Tensors) -> Tensors:
     }
 
 
-class SAC(Learner):
+class SAC(BoxLearner):
     """``model`` is an MLPSACModel or a module with its ``policy``, ``q_values`` and two parameter lists."""
 
     WORTH_COMPILING = 5_000
@@ -64,12 +65,15 @@ class SAC(Learner):
         tau: float,
         target_entropy: float | None = None,
         initial_alpha: float = 1.0,
+        backup_entropy: bool = True,
+        actor_learning_rate: float | None = None,
         normalizer: ObservationNormalizer | None = None,
     ) -> None:
+        """``backup_entropy``: whether targets count the next action's entropy."""
         device = device_of(model)
         self.target_model: Any = copy.deepcopy(model)
         self.model, self.normalizer = model, normalizer
-        self.actor_optimizer = FlatAdam(model.actor_parameters(), lr=learning_rate)
+        self.actor_optimizer = FlatAdam(model.actor_parameters(), lr=actor_learning_rate or learning_rate)
         self.critic_optimizer = FlatAdam(model.critic_parameters(), lr=learning_rate)
         self._tuned = alpha == "auto"
         self._log_alpha = nn.Parameter(
@@ -78,8 +82,8 @@ class SAC(Learner):
         self.alpha_optimizer = FlatAdam([self._log_alpha], lr=learning_rate) if self._tuned else None
         self._target = Target(model, self.target_model, lambda model: model.critic_parameters())
         self._gamma, self._tau = torch.tensor(gamma, device=device), tau
-        self._target_entropy = target_entropy
-        self._actor = self._host_policy(device)
+        self._target_entropy, self._backup_entropy = target_entropy, backup_entropy
+        self._policy = self._host_policy(device)
 
     def _host_policy(self, device: torch.device) -> Any:
         """Observations to (mean, log-deviation), on arrays."""
@@ -89,7 +93,7 @@ class SAC(Learner):
 
         def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             mean, log_std = np.split(actor(obs), 2, axis=-1)
-            return mean, np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)
+            return mean, np.clip(log_std, LOWEST, HIGHEST)
 
         return forward
 
@@ -105,22 +109,6 @@ class SAC(Learner):
         self._log_alpha.data.copy_(state.pop("log_alpha"))
         super().load_state_dict(state)
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        carry: Any = None,
-        deterministic: bool = False,
-        step: int = 0,
-        rng: np.random.Generator | None = None,
-    ) -> Acting:
-        if self.normalizer is not None:
-            obs = self.normalizer.host(obs)
-        mean, log_std = self._actor(obs)
-        if not deterministic:
-            mean = mean + np.exp(log_std) * stream(rng).standard_normal(mean.shape, dtype=np.float32)
-        return Acting(np.tanh(mean))
-
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         actions = batch["actions"]
         noise = torch.randn(2 * len(actions), *actions.shape[1:], device=actions.device)
@@ -129,36 +117,60 @@ class SAC(Learner):
         return UpdateResult(metrics, num_gradient_steps=1)
 
     def _learn(self, batch: Tensors) -> Tensors:
-        obs, next_obs, actions = batch["obs"], batch["next_obs"], batch["actions"]
-        if self.normalizer is not None:
-            obs, next_obs = self.normalizer(obs), self.normalizer(next_obs)
+        obs, next_obs = self._observations(batch)
         alpha = self._log_alpha.detach().exp()
         new, next_new, logp, next_logp = self._two_policies(obs, next_obs, batch["noise"])
-        with torch.no_grad():
-            next_q = torch.stack(self.target_model.q_values(next_obs, next_new)).amin(0)
-            target = td_target(batch, next_q - alpha * next_logp, self._gamma)
+        target = self._target_values(batch, next_obs, next_new, next_logp, alpha)
+        q_values = torch.stack(self.model.q_values(obs, batch["actions"]))
+        critics = critic_loss(q_values, target)
+        losses = self._actor_losses(obs, new, logp, alpha)
+        descend((self.critic_optimizer, critics), *self._actor_steps(losses))
+        self._follow()
+        return {**self._critic_metrics(critics, q_values, target), **self._actor_metrics(losses, logp, alpha)}
 
-        q_values = torch.stack(self.model.q_values(obs, actions))
-        losses = {
-            "critic_loss": critic_loss(q_values, target),
-            "actor_loss": actor_loss(logp, torch.stack(self.model.q_values(obs, new)).amin(0), alpha),
-        }
-        steps = [(self.critic_optimizer, losses["critic_loss"]), (self.actor_optimizer, losses["actor_loss"])]
-        if self.alpha_optimizer is not None:
-            entropy_goal = -float(actions.shape[-1]) if self._target_entropy is None else self._target_entropy
-            losses["alpha_loss"] = temperature_loss(self._log_alpha, logp, entropy_goal)
-            steps.append((self.alpha_optimizer, losses["alpha_loss"]))
-        descend(*steps)
-        with torch.no_grad():
-            self._target.flat.lerp_(self.critic_optimizer.flat, self._tau)
+    @torch.no_grad()
+    def _target_values(
+        self, batch: Tensors, next_obs: torch.Tensor, actions: torch.Tensor, logp: torch.Tensor, alpha: torch.Tensor
+    ) -> torch.Tensor:
+        """What the critics regress on (B,): by the smallest target critic's value of the next action."""
+        next_q = torch.stack(self.target_model.q_values(next_obs, actions)).amin(0)
+        return td_target(batch, next_q - alpha * logp if self._backup_entropy else next_q, self._gamma)
+
+    def _actor_losses(self, obs: torch.Tensor, new: torch.Tensor, logp: torch.Tensor, alpha: torch.Tensor) -> Tensors:
+        """Of the actor at fresh actions and, if it is tuned, of the temperature."""
+        losses = {"actor_loss": actor_loss(logp, self._worth(torch.stack(self.model.q_values(obs, new))), alpha)}
+        if self._tuned:
+            goal = self._goal(new.shape[-1]) if self._target_entropy is None else self._target_entropy
+            losses["alpha_loss"] = temperature_loss(self._log_alpha, logp, goal)
+        return losses
+
+    def _goal(self, action_dim: int) -> float:
+        """The entropy that a tuned temperature aims for unless another is asked for."""
+        return -float(action_dim)
+
+    def _worth(self, q_values: torch.Tensor) -> torch.Tensor:
+        """Of the critics' opinions (C, B), the one that the actor heeds."""
+        return q_values.amin(0)
+
+    def _actor_steps(self, losses: Tensors) -> list[tuple[FlatAdam, torch.Tensor]]:
+        steps = [(self.actor_optimizer, losses["actor_loss"])]
+        return steps if self.alpha_optimizer is None else [*steps, (self.alpha_optimizer, losses["alpha_loss"])]
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        self._target.flat.lerp_(self.critic_optimizer.flat, self._tau)
+
+    def _critic_metrics(self, loss: torch.Tensor, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
         return {
-            **{name: loss.detach() for name, loss in losses.items()},
+            "critic_loss": loss.detach(),
             "q_value_mean": q_values.detach().mean(),
             "target_q_mean": target.mean(),
-            "entropy_term": (alpha * logp.detach()).mean(),
-            "entropy": -logp.detach().mean(),
-            "alpha": alpha,
         }
+
+    def _actor_metrics(self, losses: Tensors, logp: torch.Tensor, alpha: torch.Tensor) -> Tensors:
+        logp = logp.detach()
+        entropies = {"entropy_term": (alpha * logp).mean(), "entropy": -logp.mean(), "alpha": alpha}
+        return {**{name: loss.detach() for name, loss in losses.items()}, **entropies}
 
     def _two_policies(self, obs: torch.Tensor, next_obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Fresh actions at both observations from one pass of the actor."""

@@ -105,9 +105,3 @@ class ValueLearner(Learner):
                 target.flat.copy_(optimizer.flat)
                 target.copy_buffers()
         return UpdateResult(metrics, num_gradient_steps=1)
-
-    def _observations(self, batch: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those acted on and those that followed, normalised if that is wanted."""
-        if self.normalizer is None:
-            return batch["obs"], batch["next_obs"]
-        return self.normalizer(batch["obs"]), self.normalizer(batch["next_obs"])

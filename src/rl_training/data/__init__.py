@@ -1,7 +1,22 @@
 """Where batches come from: anything with ``sample(n) -> batch`` is a source."""
 
+from rl_training.data.offline_dataset import (
+    DatasetError,
+    TransitionDataset,
+    load_transition_dataset,
+    mix_transition_datasets,
+)
 from rl_training.data.prioritized import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import Mixed, ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 
-__all__ = ["Mixed", "PrioritizedReplayBuffer", "ReplayBuffer", "RolloutBuffer"]
+__all__ = [
+    "DatasetError",
+    "Mixed",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "RolloutBuffer",
+    "TransitionDataset",
+    "load_transition_dataset",
+    "mix_transition_datasets",
+]

@@ -178,6 +178,15 @@ class ReplayBuffer:
             batch |= {name: self._frames.take(views[name].numpy(), name) for name in ("obs", "next_obs")}
         return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """Everything that can be drawn, oldest first, by name: for exports."""
+        index = (np.arange(self.size) + self._first) % self.capacity
+        columns = {name: column[index] for name, column in self._columns.items() if name not in self.EXTRA}
+        columns |= {name: columns[name].astype(np.int64) for name, _, integer in self._views if integer}
+        if self._frames is not None:
+            columns |= {name: self._frames.take(columns[name], name).numpy().copy() for name in ("obs", "next_obs")}
+        return columns
+
     def _batch(self, n: int) -> tuple[np.ndarray, torch.Tensor, Batch, list[tuple[np.ndarray, np.ndarray]]]:
         """Room for ``n`` rows: the matrix they are gathered into (twice: as array and tensor), its columns by name, and integer copies to fill from it."""
         if self._reused is not None and len(self._reused[0]) == n:
@@ -242,20 +251,34 @@ def _unpacker(fields: list[tuple[str, tuple[int, ...], bool]], widths: list[int]
 class Mixed:
     """Draws exact counts from several sources and interleaves the rows, so that any equal slice keeps the shares.
 
-    Each source but the last gives ``int(n * share)`` rows; the last one gives the rest.
+    Each source but the last gives ``int(n * share)`` rows, the last one gives the rest; with ``slices``, that holds for each of
+    so many equal slices of a sample.
     """
 
-    def __init__(self, *shares: tuple[Source, float]) -> None:
-        self._shares = shares
+    def __init__(self, *shares: tuple[Source, float], slices: int = 1) -> None:
+        self._shares, self._slices = shares, slices
+        self._orders: dict[int, torch.Tensor] = {}
 
     def counts(self, n: int) -> list[int]:
-        counts = [int(n * share) for _, share in self._shares[:-1]]
+        size = n // self._slices
+        counts = [int(size * share) * self._slices for _, share in self._shares[:-1]]
         return [*counts, n - sum(counts)]
 
     def sample(self, n: int) -> Batch:
-        counts = self.counts(n)
-        parts = [source.sample(count) for (source, _), count in zip(self._shares, counts) if count]
-        # row j of a part with c rows belongs at position (j + 1/2) n / c of the whole
-        places = np.concatenate([(np.arange(count) + 0.5) * n / count for count in counts if count])
-        order = torch.from_numpy(np.argsort(places, kind="stable"))
-        return {name: torch.cat([part[name] for part in parts])[order.to(parts[0][name].device)] for name in parts[0]}
+        parts = [source.sample(count) for (source, _), count in zip(self._shares, self.counts(n)) if count]
+        matrices = [part.packed for part in parts if isinstance(part, PackedBatch) and part.packed is not None]
+        if len(matrices) == len(parts):  # columns of one matrix: one gather for all of them
+            unpack = parts[0].unpack  # type: ignore[attr-defined]
+            matrix = torch.cat(matrices)[self._order(n, "cpu")]
+            return PackedBatch(unpack(matrix), matrix, unpack)
+        return {
+            name: torch.cat([part[name] for part in parts])[self._order(n, column.device)]
+            for name, column in parts[0].items()
+        }
+
+    def _order(self, n: int, device: str | torch.device) -> torch.Tensor:
+        """Row j of a part with c rows belongs at position (j + 1/2) n / c of the whole."""
+        if n not in self._orders:
+            places = np.concatenate([(np.arange(count) + 0.5) * n / count for count in self.counts(n) if count])
+            self._orders[n] = torch.from_numpy(np.argsort(places, kind="stable"))
+        return self._orders[n].to(device)

@@ -37,6 +37,12 @@ class RewardOptions(Options):
     scale: float = opt(1.0, "rewards are multiplied by this")
     clip: float | None = opt(None, "then clipped to [-clip, clip]", gt=0)
 
+    def apply(self, rewards: Any) -> Any:
+        """Arrays or tensors of rewards, as learned from."""
+        if self.scale != 1.0:
+            rewards = rewards * self.scale
+        return rewards if self.clip is None else rewards.clip(-self.clip, self.clip)
+
 
 class AtariOptions(Options):
     """The usual Atari protocol."""

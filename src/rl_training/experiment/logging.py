@@ -153,6 +153,16 @@ class Progress:
         if self._mode == "lines":
             print(f"{self._title}  {self._text(step)}", file=self._out, flush=True)
 
+    def stage(self, name: str, done: int, total: int, step: int) -> None:
+        """Work between steps: shown beside the bar, or as a line at every tenth of it; gone when it is done."""
+        if done >= total:
+            self._notes.pop("stage", None)
+        else:
+            self._notes["stage"] = f"{name} {done:,}/{total:,}"
+        if self._mode == "lines" and done and (done == total or done * 10 // total > (done - 1) * 10 // total):
+            print(f"{self._title}  {name} {done:,}/{total:,}", file=self._out, flush=True)
+        self.tick(step)
+
     def _text(self, step: int) -> str:
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (step - self._start) / elapsed

@@ -22,12 +22,19 @@ class Entry(NamedTuple):
 ALGORITHMS = {
     entry.name: entry
     for entry in (
+        Entry("bc", "BC", "bc_trainer", 1989, "Pomerleau (1989)", "supervised learning of the data's actions"),
         Entry("dqn", "DQN", "dqn_trainer", 2013, "arXiv:1312.5602", "Q-learning with replay and a target network"),
         Entry("ppo", "PPO", "ppo_trainer", 2017, "arXiv:1707.06347", "clipped policy gradient on fresh rollouts"),
         Entry("qr_dqn", "QRDQN", "dqn_trainer", 2017, "arXiv:1710.10044", "quantiles of the return at fixed fractions"),
         Entry("iqn", "IQN", "dqn_trainer", 2018, "arXiv:1806.06923", "quantiles of the return at random fractions"),
         Entry("sac", "SAC", "sac_trainer", 2018, "arXiv:1812.05905", "maximum-entropy actor-critic with replay"),
         Entry("fqf", "FQF", "dqn_trainer", 2019, "arXiv:1911.02140", "quantiles of the return at learned fractions"),
+        Entry(
+            "cql", "CQL", "cql_trainer", 2020, "arXiv:2006.04779", "offline: values of unseen actions are pushed down"
+        ),
+        Entry("td3_bc", "TD3BC", "td3_bc_trainer", 2021, "arXiv:2106.06860", "offline: TD3 that stays near the data"),
+        Entry("iql", "IQL", "iql_trainer", 2021, "arXiv:2110.06169", "offline: no value of an action outside the data"),
+        Entry("rlpd", "RLPD", "rlpd_trainer", 2023, "arXiv:2302.02948", "online learning that starts from prior data"),
     )
 }
 

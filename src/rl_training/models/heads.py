@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
+LOWEST, HIGHEST = -20.0, 2.0  # log-deviations of a squashed Gaussian
+INSIDE = 1 - 1e-6  # as far out as an action is taken to have been squashed
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -113,7 +115,51 @@ class DiagonalGaussian:
         return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
 
 
-Head = Categorical | MultiCategorical | Bernoulli | DiagonalGaussian
+class SquashedGaussian:
+    """tanh of a Gaussian; outputs are (mean, log-deviation) side by side."""
+
+    def __init__(self, dim: int) -> None:
+        self.size = 2 * dim
+        self.dim = dim
+        self.action_shape = (dim,)
+        self.action_dtype = np.dtype(np.float32)
+
+    def sample(
+        self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        mean, log_std = outputs[:, : self.dim], np.clip(outputs[:, self.dim :], LOWEST, HIGHEST)
+        noise = np.float32(0) * mean if deterministic else rng.standard_normal(mean.shape, dtype=np.float32)
+        u = mean + np.exp(log_std) * noise
+        correction = 2 * (np.float32(LOG_2) - u - np.logaddexp(np.float32(0), -2 * u))
+        return np.tanh(u), -(0.5 * noise * noise + log_std + np.float32(HALF_LOG_2PI) + correction).sum(-1)
+
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions at the very bounds have no density: they count as just inside. The entropy is the Gaussian's."""
+        mean, log_std = outputs.split(self.dim, -1)
+        log_std = log_std.clamp(LOWEST, HIGHEST)
+        u = actions.clamp(-INSIDE, INSIDE).atanh()
+        _, logp = squash(mean, log_std, (u - mean) * (-log_std).exp())
+        return logp, (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
+
+
+class Point:
+    """One action without chance, tanh of the outputs; in place of a log-probability, minus the mean squared error."""
+
+    def __init__(self, dim: int) -> None:
+        self.size = dim
+        self.action_shape = (dim,)
+        self.action_dtype = np.dtype(np.float32)
+
+    def sample(
+        self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return np.tanh(outputs), np.zeros(len(outputs), np.float32)
+
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return -(outputs.tanh() - actions).square().mean(-1), torch.zeros_like(outputs[:, 0])
+
+
+Head = Categorical | MultiCategorical | Bernoulli | DiagonalGaussian | SquashedGaussian | Point
 
 
 def squash(mean: torch.Tensor, log_std: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.models.mlp import EnsembleLinear, Linear
+from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
@@ -87,9 +87,9 @@ def numpy_layers(module: nn.Module) -> list[Layer] | None:
     """The module's layers as functions of arrays, or None if one of them has no numpy form here."""
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in module.parameters()):
         return None
-    if type(module) is nn.Sequential:
+    if type(module) in (nn.Sequential, EnsembleMLP):
         layers: list[Layer] = []
-        for child in module:
+        for child in module.children():
             inner = numpy_layers(child)
             if inner is None:
                 return None

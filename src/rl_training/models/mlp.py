@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 FEW = 4  # outputs up to which sums beat a matrix product
 
@@ -35,10 +36,38 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
+        weight, bias = _of(self, members)
         if x.ndim == 2:
-            x = x.expand(len(self.weight), *x.shape)
-        return torch.baddbmm(self.bias, x, self.weight)
+            x = x.expand(len(weight), *x.shape)
+        return torch.baddbmm(bias, x, weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """Layer normalisation (Ba et al., 2016) with a gain and a bias of its own for every member: (E, B, W) -> (E, B, W)."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(members, 1, width))
+        self.bias = nn.Parameter(torch.zeros(members, 1, width))
+
+    def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
+        weight, bias = _of(self, members)
+        return F.layer_norm(x, x.shape[-1:]) * weight + bias
+
+
+def _of(layer: EnsembleLinear | EnsembleLayerNorm, members: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's weight and bias, of the named members alone if there are such."""
+    return (layer.weight, layer.bias) if members is None else (layer.weight[members], layer.bias[members])
+
+
+class EnsembleMLP(nn.Sequential):
+    """E independent perceptrons: (B, in) or (E, B, in) -> (E, B, out); of ``members`` (M,) alone, M instead of E."""
+
+    def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
+        for layer in self:
+            x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
+        return x
 
 
 def mlp(
@@ -49,21 +78,41 @@ def mlp(
     linear: Callable[[int, int], nn.Module] = Linear,
 ) -> nn.Sequential:
     """Linear layers between the given sizes; the last one is followed by the activation only if asked."""
-    return _stack(sizes, linear, activation, activate_last)
+    return nn.Sequential(*_stack(sizes, linear, activation, activate_last))
 
 
 def ensemble_mlp(
-    members: int, sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU, *, activate_last: bool = False
-) -> nn.Sequential:
-    """E independent perceptrons: (B, sizes[0]) or (E, B, sizes[0]) -> (E, B, sizes[-1])."""
-    return _stack(sizes, lambda i, o: EnsembleLinear(members, i, o), activation, activate_last)
+    members: int,
+    sizes: Sequence[int],
+    activation: type[nn.Module] = nn.ReLU,
+    *,
+    activate_last: bool = False,
+    layer_norm: bool = False,
+) -> EnsembleMLP:
+    """E independent perceptrons; with ``layer_norm``, every hidden layer is normalised before its activation."""
+
+    def norm(width: int) -> nn.Module:
+        return EnsembleLayerNorm(members, width)
+
+    layers = _stack(
+        sizes, lambda i, o: EnsembleLinear(members, i, o), activation, activate_last, norm if layer_norm else None
+    )
+    return EnsembleMLP(*layers)
 
 
-def _stack(sizes: Sequence[int], linear: Callable, activation: type[nn.Module], activate_last: bool) -> nn.Sequential:
+def _stack(
+    sizes: Sequence[int],
+    linear: Callable[[int, int], nn.Module],
+    activation: type[nn.Module],
+    activate_last: bool,
+    norm: Callable[[int], nn.Module] | None = None,
+) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        layers += [linear(inputs, outputs), activation()]
-    return nn.Sequential(*(layers if activate_last else layers[:-1]))
+    for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+        layers.append(linear(inputs, outputs))
+        if number < len(sizes) - 1 or activate_last:
+            layers += [activation()] if norm is None else [norm(outputs), activation()]
+    return layers
 
 
 def orthogonal_(module: nn.Module, gain: float) -> None:
@@ -77,4 +126,13 @@ def orthogonal_(module: nn.Module, gain: float) -> None:
         else:
             continue
         if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def xavier_(module: nn.Module) -> None:
+    """Weights uniform by fan-in and fan-out (Glorot & Bengio, 2010), member by member in an ensemble; zero biases."""
+    for layer in module.modules():
+        if isinstance(layer, EnsembleLinear | nn.Linear):
+            bound = math.sqrt(6 / (layer.weight.shape[-2] + layer.weight.shape[-1]))
+            nn.init.uniform_(layer.weight, -bound, bound)
             nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""A squashed-Gaussian actor and an ensemble of critics."""
+"""Actors and ensembles of critics for boxes of actions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from rl_training.models.heads import squash
-from rl_training.models.mlp import ensemble_mlp, mlp
-
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+from rl_training.models.heads import HIGHEST, LOWEST, squash
+from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
 
 
 class SampledActions(NamedTuple):
@@ -19,21 +17,74 @@ class SampledActions(NamedTuple):
     logprobs: torch.Tensor  # (B,)
 
 
-class MLPSACModel(nn.Module):
-    """Everything happens in the box [-1, 1]; the map to the environment's units is not the network's business."""
+class ActorAndCritics(nn.Module):
+    """An actor with ``actor_outputs`` numbers per action dimension, and ``num_critics`` independent critics.
+
+    Everything happens in the box [-1, 1]; the map to the environment's units is not the network's business.
+    """
 
     def __init__(
-        self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (256, 256), num_critics: int = 2
+        self,
+        *,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        num_critics: int = 2,
+        layer_norm: bool = False,
+        actor_outputs: int,
     ) -> None:
         super().__init__()
         hidden_sizes = tuple(hidden_sizes)
-        self.actor = mlp((obs_dim, *hidden_sizes, 2 * action_dim))
-        self.critics = ensemble_mlp(num_critics, (obs_dim + action_dim, *hidden_sizes, 1))
+        self.num_critics = num_critics
+        self.actor = mlp((obs_dim, *hidden_sizes, actor_outputs * action_dim))
+        self.critics = ensemble_mlp(num_critics, (obs_dim + action_dim, *hidden_sizes, 1), layer_norm=layer_norm)
+
+    def q_values(
+        self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """One (B,) tensor per critic, or per critic of ``members``."""
+        return self.critics(torch.cat([obs, actions], -1), members).squeeze(-1).unbind(0)
+
+    def q_values_of_many(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """M actions for each observation, (B, O) and (B, M, A) -> (C, B, M); what depends on the observation alone is
+        computed once."""
+        first = self.critics[0]
+        assert isinstance(first, EnsembleLinear)
+        of_obs, of_actions = first.weight.split([obs.shape[-1], actions.shape[-1]], 1)
+        rows, many, critics = len(obs), actions.shape[1], len(first.weight)
+        shared = torch.baddbmm(first.bias, obs.expand(critics, *obs.shape), of_obs)
+        own = actions.reshape(1, rows * many, -1).expand(critics, -1, -1) @ of_actions
+        x = (own.view(critics, rows, many, -1) + shared[:, :, None]).flatten(1, 2)
+        for layer in list(self.critics)[1:]:
+            x = layer(x)
+        return x.view(critics, rows, many)
+
+    def actor_parameters(self) -> Iterator[nn.Parameter]:
+        return self.actor.parameters()
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        return self.critics.parameters()
+
+
+class MLPSACModel(ActorAndCritics):
+    """A squashed-Gaussian actor."""
+
+    def __init__(
+        self,
+        *,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        num_critics: int = 2,
+        layer_norm: bool = False,
+    ) -> None:
+        sizes = {"obs_dim": obs_dim, "action_dim": action_dim, "num_critics": num_critics}
+        super().__init__(**sizes, hidden_sizes=hidden_sizes, layer_norm=layer_norm, actor_outputs=2)
 
     def policy(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and log-deviation of the Gaussian before squashing, each (B, A)."""
         mean, log_std = self.actor(obs).chunk(2, -1)
-        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        return mean, log_std.clamp(LOWEST, HIGHEST)
 
     def sample_actions(
         self, obs: torch.Tensor, *, deterministic: bool = False, noise: torch.Tensor | None = None
@@ -44,12 +95,39 @@ class MLPSACModel(nn.Module):
             noise = torch.zeros_like(mean) if deterministic else torch.randn_like(mean)
         return SampledActions(*squash(mean, log_std, noise))
 
-    def q_values(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One (B,) tensor per critic."""
-        return self.critics(torch.cat([obs, actions], -1)).squeeze(-1).unbind(0)
+
+class MLPTD3Model(ActorAndCritics):
+    """A deterministic actor."""
+
+    def __init__(self, **sizes: int | tuple[int, ...]) -> None:
+        super().__init__(**sizes, actor_outputs=1)  # type: ignore[arg-type]
+
+    def actions(self, obs: torch.Tensor) -> torch.Tensor:
+        """(B, A) in [-1, 1]."""
+        return self.actor(obs).tanh()
+
+
+class MLPIQLModel(MLPTD3Model):
+    """A Gaussian with a bounded mean and a deviation that does not depend on the observation, and a value network."""
+
+    def __init__(self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (256, 256)) -> None:
+        super().__init__(obs_dim=obs_dim, action_dim=action_dim, hidden_sizes=hidden_sizes)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
+        self.value = mlp((obs_dim, *hidden_sizes, 1))
+
+    def policy(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean (B, A) and log-deviation (A,)."""
+        return self.actions(obs), self.policy_log_std()
+
+    def policy_log_std(self) -> torch.Tensor:
+        return self.log_std.clamp(-5.0, HIGHEST)
+
+    def values(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.value(obs).squeeze(-1)
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
-        return self.actor.parameters()
+        yield from self.actor.parameters()
+        yield self.log_std
 
-    def critic_parameters(self) -> Iterator[nn.Parameter]:
-        return self.critics.parameters()
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        return self.value.parameters()

@@ -47,17 +47,23 @@ class CollectResult:
 class Collector:
     """N environments stepped together, with explicit resets: ``obs`` is always what the next action answers to.
 
-    ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them.
+    ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them. ``rewards`` is what to
+    make of them (in float32, by default as ``env_kwargs.wrappers.reward`` says); returns are reported as they came.
     """
 
-    def __init__(self, factory: EnvFactory, num_envs: int, seed: int, *, check_rewards: bool = True) -> None:
+    def __init__(
+        self,
+        factory: EnvFactory,
+        num_envs: int,
+        seed: int,
+        *,
+        check_rewards: bool = True,
+        rewards: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
         self.spaces = Spaces.of(self._envs[0].env)
-        reward = factory.reward_options()
-        self._reward_scale = np.float32(reward.scale)
-        self._reward_clip = reward.clip
+        self._transform = rewards if rewards is not None else factory.reward_options().apply
         self._box = self.spaces.action_kind == "box"
-        self._plain_rewards = reward.scale == 1.0 and reward.clip is None
         self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
         shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
         self.obs, self._previous, self._next = (np.zeros(shape, dtype) for _ in range(3))
@@ -104,11 +110,7 @@ class Collector:
             self.recent.append((self._returns[i], self._lengths[i]))
             self.episodes += 1
             self._begin(i)
-        if not self._plain_rewards:
-            rewards *= self._reward_scale
-            if self._reward_clip is not None:
-                np.clip(rewards, -self._reward_clip, self._reward_clip, out=rewards)
-        return Step(self._previous, self._next, rewards, self._terminated, self._truncated)
+        return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
 
     def metrics(self) -> dict[str, float]:
         """Means over the last hundred finished episodes, in the environment's own rewards."""

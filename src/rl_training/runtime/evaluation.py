@@ -15,6 +15,15 @@ from rl_training.runtime.collector import attempt
 
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which an episode without an end is cut
+REFERENCES = ("random_return", "expert_return")
+
+
+def scored(metrics: dict[str, float], references: dict[str, float]) -> dict[str, float]:
+    """With the return as a score: 0 is a random policy's, 100 an expert's, where both are known and differ."""
+    low, high = (references.get(name) for name in REFERENCES)
+    if low is None or high is None or low == high:
+        return metrics
+    return {**metrics, "eval_score": 100 * (metrics["eval_return_mean"] - low) / (high - low)}
 
 
 def evaluate(

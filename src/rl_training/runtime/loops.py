@@ -17,6 +17,7 @@ from rl_training.algorithms.returns import explained_variance
 from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import opt
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run, crossings
 from rl_training.state import Stateful
@@ -50,10 +51,13 @@ class OnlineLoop(Loop):
 
     def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
         super().__init__(run, agent, cfg)
-        self.collector = run.collector()
+        self.collector = self.make_collector()
         self.exploration = run.rng("exploration")
         normalizer = getattr(agent, "normalizer", None)
         self._observe = normalizer.observe if normalizer is not None else None
+
+    def make_collector(self) -> Collector:
+        return self._run.collector()
 
     def metrics(self) -> dict[str, float]:
         return self.collector.metrics()
@@ -80,6 +84,7 @@ class OffPolicyLoop(OnlineLoop):
         self.replay = self.make_replay()
         self._source: Source = self.replay
         self._starts = max(cfg.learning_starts, cfg.batch_size)
+        self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
 
     def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
         """Room for the run's transitions."""
@@ -119,7 +124,7 @@ class OffPolicyLoop(OnlineLoop):
     def learn(self, rounds: int) -> None:
         """Updates that have come due; ``rounds`` is how often ``train_frequency`` was crossed."""
         for _ in range(rounds):
-            for _ in range(self._cfg.gradient_updates_per_step):
+            for _ in range(self._repeats):
                 if self._run.budget_spent:
                     return
                 batch = self.draw()
@@ -129,7 +134,7 @@ class OffPolicyLoop(OnlineLoop):
 
     def draw(self) -> Batch:
         """What the next update learns from."""
-        return self._source.sample(self._cfg.batch_size)
+        return self._source.sample(self._rows)
 
     def learned(self, batch: Batch) -> None:
         """Hook: an update has been made from ``batch``."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rl_training.algorithms.ppo import PPO
-from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import Sizes, opt
-from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops import OnPolicyLoop, OnPolicyOptions
 from rl_training.runtime.options import Schedule
@@ -27,22 +25,11 @@ class PPOOptions(OnPolicyOptions):
     initial_log_std: float = opt(0.0, "log-deviation of continuous actions at the start, in units of the action box")
 
 
-def action_head(spaces: Spaces) -> Head:
-    """The distribution that fits the action space."""
-    if spaces.action_kind == "discrete":
-        return Categorical(spaces.num_actions)
-    if spaces.action_kind == "multi_discrete":
-        return MultiCategorical(spaces.choices)
-    return (
-        Bernoulli(spaces.num_actions) if spaces.action_kind == "multi_binary" else DiagonalGaussian(spaces.action_dim)
-    )
-
-
 def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
     policy = plan.make(
         MLPActorCritic,
         **plan.shape,
-        head=action_head(plan.spaces),
+        head=plan.head,
         hidden_sizes=cfg.hidden_sizes,
         initial_log_std=cfg.initial_log_std,
     )

@@ -27,7 +27,7 @@ from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
 from rl_training.runtime.collector import Collector, CollectResult, EnvironmentFailure
 from rl_training.runtime.engine import Engine
-from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.evaluation import REFERENCES, evaluate, scored
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.schedules import apply_learning_rate_scale, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -78,7 +78,7 @@ def crossings(before: int, after: int, interval: int) -> int:
 class Run(Stateful):
     """One training run. A loop asks it for streams and counters and hands it updates; ``drive`` does the rest."""
 
-    STATE = ("step", "update_count", "gradient_steps", "epoch", "counters")
+    STATE = ("step", "update_count", "gradient_steps", "epoch", "counters", "references")
 
     def __init__(
         self,
@@ -92,10 +92,11 @@ class Run(Stateful):
     ) -> None:
         self.step = self.update_count = self.gradient_steps = self.epoch = 0
         self.counters: dict[str, int] = {}
+        self.references: dict[str, float] = {}  # returns of a random and an expert policy, where they are known
         self._best_eval: float | None = None
         self.torch_rng, self.callbacks = TorchRng(), CallbackStates(callbacks)
         self.config, self.spaces, self.device = config, spaces, device
-        self._options, self._factory = options, factory
+        self._options, self.factory = options, factory
         self._state = TrainerState()
         self._on_update = listeners(callbacks, "on_update_end")
         self._on_collect = listeners(callbacks, "on_collect_end")
@@ -117,8 +118,12 @@ class Run(Stateful):
         """A random stream of its own for each purpose."""
         return Rng(self.config.seed, name)
 
-    def collector(self, *, check_rewards: bool = True) -> Collector:
-        return Collector(self._factory, self.config.num_envs, self.config.seed, check_rewards=check_rewards)
+    def collector(self, **options: Any) -> Collector:
+        return Collector(self.factory, self.config.num_envs, self.config.seed, **options)
+
+    def refer(self, meta: dict[str, Any]) -> None:
+        """Scores are reported between these returns, if the data names them."""
+        self.references = {name: float(meta[name]) for name in REFERENCES if meta.get(name) is not None}
 
     def update(self, agent: Learner, batch: Tensors) -> UpdateResult:
         """One update of the learner, counted and announced."""
@@ -146,6 +151,10 @@ class Run(Stateful):
     def note(self, **metrics: float) -> None:
         """Metrics of the loop's own, logged with the learner's."""
         self._notes.update(metrics)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Show how far a phase has come in which no step is taken."""
+        self._progress.stage(name, done, total, self.step)
 
     def collected(self, collector: Collector, steps: int) -> None:
         """Tell callbacks about new experience; free if nobody listens."""
@@ -287,7 +296,8 @@ class Run(Stateful):
     def _evaluate(self, agent: Learner, context: RunContext) -> dict[str, float]:
         if self._evaluated_at == self.step:
             return self._evaluation
-        self._evaluation = evaluate(agent, self._factory, episodes=self.config.eval_episodes, seed=self.config.seed)
+        plain = evaluate(agent, self.factory, episodes=self.config.eval_episodes, seed=self.config.seed)
+        self._evaluation = scored(plain, self.references)
         self._evaluated_at = self.step
         self._metrics_file.write(self.step, self._evaluation)
         self._events.write(self.step, self._evaluation)

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from rl_training.algorithms.sac import SAC
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
-from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
+
+
+def _temperature(value: float | str) -> float | str:
+    if not isinstance(value, str) and value < 0:
+        raise ValueError(f"must be 'auto' or at least 0, got {value}")
+    return value
+
+
+Temperature = Annotated[float | Literal["auto"], AfterValidator(_temperature)]
 
 
 class SACOptions(OffPolicyOptions):
@@ -20,23 +30,18 @@ class SACOptions(OffPolicyOptions):
     hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
-    alpha: float | Literal["auto"] = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
+    alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
     target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
     tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
 
-    @field_validator("alpha")
-    @classmethod
-    def _temperature(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value < 0:
-            raise ValueError(f"must be 'auto' or at least 0, got {value}")
-        return value
 
-
-def build(cfg: SACOptions, plan: Blueprint) -> SAC:
+def build(
+    cfg: SACOptions, plan: Blueprint, *, learner: Callable[..., SAC] = SAC, network: Network = MLPSACModel
+) -> SAC:
     if plan.spaces.unbounded:
         warnings.warn("the action space has no bounds in some dimensions: there, sac acts within [-1, 1]", stacklevel=2)
-    return SAC(
-        model=plan.make(MLPSACModel, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
+    return learner(
+        model=plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
         learning_rate=cfg.learning_rate,
         gamma=cfg.gamma,
         alpha=cfg.alpha,

@@ -18,10 +18,11 @@ from rl_training.experiment.checkpointing import CheckpointState, fitting
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
+from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.engine import resolve_device
-from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run
@@ -42,14 +43,25 @@ class Blueprint:
         """A network on the run's device, the caller's own if one was given."""
         return (self.network or default)(**arguments).to(self.device)
 
-    def normalizer(self, wanted: bool) -> ObservationNormalizer | None:
+    def normalizer(self, wanted: bool, *, clip: float = 10.0) -> ObservationNormalizer | None:
         if not wanted:
             return None
         if self.spaces.image:
             raise ConfigError(
                 [(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")]
             )
-        return ObservationNormalizer(self.spaces.obs_shape).to(self.device)
+        return ObservationNormalizer(self.spaces.obs_shape, clip=clip).to(self.device)
+
+    @property
+    def head(self) -> Head:
+        """The distribution for the environment's actions; Gaussian for boxes."""
+        spaces = self.spaces
+        if spaces.action_kind == "discrete":
+            return Categorical(spaces.num_actions)
+        if spaces.action_kind == "multi_discrete":
+            return MultiCategorical(spaces.choices)
+        binary = spaces.action_kind == "multi_binary"
+        return Bernoulli(spaces.num_actions) if binary else DiagonalGaussian(spaces.action_dim)
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -148,9 +160,9 @@ class AlgorithmSpec:
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
         factory = EnvFactory(config.env_id, config.env_kwargs)
-        return evaluate(
-            agent, factory, episodes=config.eval_episodes if num_episodes is None else num_episodes, seed=config.seed
-        )
+        episodes = config.eval_episodes if num_episodes is None else num_episodes
+        metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed)
+        return scored(metrics, checkpoint_state.trainer_state.get("references", {}))
 
     def predict_fn(
         self, config: TrainConfig, checkpoint_state: CheckpointState, device: str, obs: Any, deterministic: bool = True

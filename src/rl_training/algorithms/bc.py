@@ -1,0 +1,55 @@
+"""Behaviour cloning (Pomerleau, 1989): supervised learning of the data's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.algorithms.normalizer import ObservationNormalizer
+from rl_training.algorithms.optim import FlatAdam, descend
+from rl_training.models.host import host_forward
+
+
+def bc_loss(batch: Mapping[str, Any]) -> Tensors:
+    """The data's actions should be likely: ``logprobs`` (B,) of them under the policy."""
+    return {"loss": -torch.as_tensor(batch["logprobs"]).mean()}
+
+
+class BC(Learner):
+    """``policy`` maps observations to the outputs that its ``head`` makes a distribution of: an MLPPolicy, or like one."""
+
+    WORTH_COMPILING = 20_000
+
+    def __init__(self, *, policy: Any, learning_rate: float, normalizer: ObservationNormalizer | None = None) -> None:
+        self.policy, self.normalizer = policy, normalizer
+        self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate)
+        self._forward = host_forward(getattr(policy, "body", policy))
+
+    def act(
+        self,
+        obs: np.ndarray,
+        *,
+        carry: Any = None,
+        deterministic: bool = False,
+        step: int = 0,
+        rng: np.random.Generator | None = None,
+    ) -> Acting:
+        if self.normalizer is not None:
+            obs = self.normalizer.host(obs)
+        actions, _ = self.policy.head.sample(self._forward(obs), stream(rng), deterministic)
+        return Acting(actions)
+
+    def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        metrics, _ = self.learn({"obs": batch["obs"], "actions": batch["actions"]})
+        return UpdateResult(metrics, num_gradient_steps=1)
+
+    def _learn(self, batch: Tensors) -> Tensors:
+        obs = batch["obs"] if self.normalizer is None else self.normalizer(batch["obs"])
+        logprobs, entropy = self.policy.head.evaluate(self.policy(obs), batch["actions"])
+        loss = bc_loss({"logprobs": logprobs})["loss"]
+        descend((self.optimizer, loss))
+        return {"loss": loss.detach(), "logprob_mean": logprobs.detach().mean(), "entropy": entropy.detach().mean()}

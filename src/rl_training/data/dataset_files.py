@@ -1,0 +1,230 @@
+"""Reading and writing files of transitions: npz, hdf5 in D4RL's layout, Minari. Reading one never runs code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+
+COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
+
+
+def read_npz(path: Path) -> TransitionDataset:
+    _exists(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DatasetError(f"{path} holds a single array, not the columns of a dataset")
+            columns = {}
+            for name in file.files:
+                try:
+                    columns[name] = file[name]
+                except ValueError as error:
+                    if "allow_pickle" in str(error):
+                        raise DatasetError(
+                            f"{path}: {name} holds pickled objects, which could run code; it was not read"
+                        ) from None
+                    raise
+    except DatasetError:
+        raise
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        if "allow_pickle" in str(error) or "pickled" in str(error):
+            raise DatasetError(f"{path} holds pickled objects, which could run code; it was not read") from None
+        raise DatasetError(f"{path} is damaged or not an npz file ({_brief(error)})") from None
+    return _dataset({**columns, "meta": _meta(columns.pop("meta", None), path)}, path)
+
+
+def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) -> None:
+    """The columns by name and, as text, what the dataset says about itself. Equal content gives equal files."""
+    from rl_training.experiment.checkpointing import write_durably
+
+    arrays = {**_arrays(dataset), "meta": np.array(json.dumps(dataset.meta, sort_keys=True))}
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array, allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{name}.npy")  # carries no time of its own
+            entry.compress_type = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+            archive.writestr(entry, member.getvalue(), compresslevel=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, [memory.getbuffer()])
+
+
+def read_hdf5(path: Path) -> TransitionDataset:
+    """D4RL's layout: observations, actions, rewards, terminals, timeouts and, in most files, next_observations."""
+    _exists(path)
+    h5py = _need("h5py")
+    try:
+        with h5py.File(path, "r") as file:
+            columns = {
+                name: file[name][()]
+                for name in file
+                if isinstance(file[name], h5py.Dataset) and file[name].dtype.kind in "buif"
+            }
+            meta = _meta(file.attrs.get("meta"), path)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise DatasetError(f"{path} is damaged or not an hdf5 file ({_brief(error)})") from None
+    return _dataset({**columns, "meta": meta}, path)
+
+
+def write_hdf5(path: Path, dataset: TransitionDataset) -> None:
+    h5py = _need("h5py")
+    theirs = {
+        "obs": "observations",
+        "next_obs": "next_observations",
+        "terminations": "terminals",
+        "truncations": "timeouts",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with h5py.File(partial, "w") as file:
+        for name, array in _arrays(dataset).items():
+            file[theirs.get(name, name)] = array
+        file.attrs["meta"] = json.dumps(dataset.meta)
+    os.replace(partial, path)
+
+
+def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset:
+    minari = _need("minari")
+    if dataset_id not in minari.list_local_datasets():
+        if not download:
+            known = ", ".join(sorted(minari.list_local_datasets())) or "none"
+            raise DatasetError(
+                f"no local Minari dataset {dataset_id!r} (local ones: {known}); it is fetched only if asked to"
+            )
+        try:
+            minari.download_dataset(dataset_id)
+        except Exception as error:
+            raise DatasetError(f"Minari could not fetch {dataset_id!r}: {_brief(error)}") from None
+    source = minari.load_dataset(dataset_id)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    for episode in source.iterate_episodes():
+        obs = _flat(source.observation_space, episode.observations, len(episode.rewards) + 1)
+        parts["obs"].append(obs[:-1])
+        parts["next_obs"].append(obs[1:])
+        parts["actions"].append(np.asarray(episode.actions))
+        parts["rewards"].append(np.asarray(episode.rewards, np.float32))
+        cut = np.asarray(episode.truncations).copy()
+        cut[-1] |= not episode.terminations[-1]  # an episode that simply stops was cut
+        parts["terminations"].append(np.asarray(episode.terminations))
+        parts["truncations"].append(cut & ~np.asarray(episode.terminations))
+    if not parts["rewards"]:
+        raise DatasetError(f"the Minari dataset {dataset_id!r} holds no episode")
+    spec = source.env_spec
+    facts = source.storage.metadata
+    meta = {
+        "env_id": spec.id if spec is not None else None,
+        "minari_id": dataset_id,
+        **_meta(facts.get("meta"), dataset_id),
+    }
+    meta |= {
+        ours: float(facts[theirs])
+        for ours, theirs in (("random_return", "ref_min_score"), ("expert_return", "ref_max_score"))
+        if facts.get(theirs) is not None and meta.get(ours) is None
+    }
+    return _dataset({**{name: np.concatenate(rows) for name, rows in parts.items()}, "meta": meta}, dataset_id)
+
+
+def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
+    """A local Minari dataset of whole episodes; the environment gives it spaces and a specification."""
+    minari = _need("minari")
+    from minari.data_collector import EpisodeBuffer
+
+    arrays, episodes = _arrays(dataset), []
+    for number, rows in enumerate(dataset.episodes()):
+        observations = np.concatenate([arrays["obs"][rows], arrays["next_obs"][rows][-1:]])
+        columns = {name: list(arrays[name][rows]) for name in ("actions", "rewards", "terminations", "truncations")}
+        columns["truncations"][-1] |= not columns["terminations"][-1]
+        episodes.append(EpisodeBuffer(id=number, observations=list(observations), **columns))
+    references = {
+        theirs: dataset.meta.get(ours)
+        for ours, theirs in (("random_return", "ref_min_score"), ("expert_return", "ref_max_score"))
+    }
+    try:
+        with warnings.catch_warnings():  # it asks for an author's address
+            warnings.simplefilter("ignore")
+            created = minari.create_dataset_from_buffers(
+                dataset_id,
+                buffer=episodes,
+                env=env,
+                eval_env=env,
+                action_space=env.action_space,
+                observation_space=env.observation_space,
+                data_format="hdf5",
+                algorithm_name=str(dataset.meta.get("behaviour", {}).get("algo")),
+                **{name: value for name, value in references.items() if value is not None},
+            )
+    except (ValueError, AssertionError) as error:
+        raise DatasetError(f"Minari refused {dataset_id!r}: {_brief(error)}") from None
+    created.storage.update_metadata({"meta": json.dumps(dataset.meta)})
+
+
+def _arrays(dataset: TransitionDataset) -> dict[str, np.ndarray]:
+    columns = {name: column.numpy() for name, column in dataset.columns().items()}
+    over = columns["dones"] > 0
+    cut = columns["truncations"] > 0 if "truncations" in columns else np.zeros(len(over), bool)
+    return {**{name: columns[name] for name in COLUMNS[:4]}, "terminations": over, "truncations": cut}
+
+
+def _dataset(columns: dict[str, Any], where: Any) -> TransitionDataset:
+    try:
+        return TransitionDataset.from_dict(columns, where=str(where))
+    except (TypeError, IndexError, ValueError) as error:
+        if isinstance(error, DatasetError):
+            text = str(error)
+            raise DatasetError(text if str(where) in text else f"{where}: {text}") from None
+        raise DatasetError(f"{where} does not hold transitions ({_brief(error)})") from None
+
+
+def _exists(path: Path) -> None:
+    if not path.exists():
+        raise FileNotFoundError(f"no dataset at {path}")
+    if path.is_dir():
+        raise DatasetError(f"{path} is a directory, not a dataset")
+
+
+def _meta(text: Any, where: Any) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        meta = json.loads(str(text))
+    except ValueError:
+        raise DatasetError(f"{where}: its meta is not JSON") from None
+    return meta if isinstance(meta, dict) else {}
+
+
+def _need(package: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(package)
+    except ImportError:
+        raise DatasetError(f"this kind of data needs {package}: pip install 'rl_training[offline]'") from None
+
+
+def _flat(space: Any, observations: Any, rows: int) -> np.ndarray:
+    """Observations of one episode as rows; dictionaries and tuples are flattened as the environment's wrapper does it."""
+    import gymnasium as gym
+
+    if isinstance(observations, np.ndarray):
+        return observations
+    singles: list[Any]
+    if isinstance(observations, dict):
+        singles = [{key: value[i] for key, value in observations.items()} for i in range(rows)]
+    else:
+        singles = [tuple(value[i] for value in observations) for i in range(rows)]
+    return np.stack([np.asarray(gym.spaces.flatten(space, single)) for single in singles])
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

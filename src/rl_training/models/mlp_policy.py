@@ -1,0 +1,30 @@
+"""A policy without a critic."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rl_training.models.cnn import features, observation_shape
+from rl_training.models.heads import Head
+from rl_training.models.mlp import Linear
+
+
+class MLPPolicy(nn.Module):
+    """Observations, vectors or images, to what ``head`` makes a distribution of: (B, head.size)."""
+
+    def __init__(
+        self,
+        *,
+        head: Head,
+        hidden_sizes: tuple[int, ...] = (256, 256),
+        obs_dim: int | None = None,
+        obs_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        trunk, width = features(observation_shape(obs_dim, obs_shape), tuple(hidden_sizes))
+        self.head = head
+        self.body = nn.Sequential(trunk, Linear(width, head.size))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.body(obs)

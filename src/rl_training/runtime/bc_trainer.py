@@ -1,0 +1,62 @@
+"""Behaviour cloning on the offline loop."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rl_training.algorithms.bc import BC
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.experiment.config import Sizes, opt
+from rl_training.models.heads import Point, SquashedGaussian
+from rl_training.models.mlp_policy import MLPPolicy
+from rl_training.runtime.offline import (
+    OfflineLoop,
+    OfflineOptions,
+    _build_offline_dataset,  # noqa: F401
+    _infer_env_spaces,  # noqa: F401
+)
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class BCOptions(OfflineOptions):
+    TITLE = "bc"
+    hidden_sizes: Sizes = opt(
+        (256, 256), "widths of the hidden layers (images: the last one is the number of features)"
+    )
+    learning_rate: float = opt(3e-4, "step size of Adam", gt=0)
+    loss: Literal["mse", "likelihood"] = opt(
+        "mse",
+        "for boxes: squared error of one action, or the likelihood of a squashed Gaussian; choices: always likelihood",
+    )
+    best_fraction: float = opt(
+        1.0, "learn from the episodes of highest return alone: this share of the data", gt=0, le=1
+    )
+    normalize_observations: bool = opt(False, "scale observations by the data's mean and deviation")
+
+
+class BCLoop(OfflineLoop):
+    def select(self, data: TransitionDataset) -> TransitionDataset:
+        return data if self._cfg.best_fraction == 1 else data.best(self._cfg.best_fraction)
+
+
+def build(cfg: BCOptions, plan: Blueprint) -> BC:
+    boxes = {"mse": Point, "likelihood": SquashedGaussian}[cfg.loss]
+    head = boxes(plan.spaces.action_dim) if plan.spaces.action_kind == "box" else plan.head
+    return BC(
+        policy=plan.make(MLPPolicy, **plan.shape, head=head, hidden_sizes=cfg.hidden_sizes),
+        learning_rate=cfg.learning_rate,
+        normalizer=plan.normalizer(cfg.normalize_observations, clip=float("inf")),
+    )
+
+
+SPECS = {
+    "bc": AlgorithmSpec(
+        name="bc",
+        config=BCOptions,
+        build=build,
+        loop=BCLoop,
+        obs=("vector", "image"),
+        actions=("discrete", "box", "multi_discrete", "multi_binary"),
+    )
+}
+train_bc = SPECS["bc"].train

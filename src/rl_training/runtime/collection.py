@@ -1,0 +1,166 @@
+"""Datasets from agents: record what a trained or a random policy does, or take a run's replay buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+from rl_training.envs.factory import EnvFactory
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import Progress
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import provenance
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.offline import Recorder
+from rl_training.runtime.run import Run
+from rl_training.runtime.workflows import config_of, evaluate_checkpoint, find_checkpoint
+from rl_training.state import Rng
+
+REFERENCE_EPISODES = 10
+
+
+def collect(
+    config: TrainConfig,
+    agent: Learner | None,
+    *,
+    steps: int | None = None,
+    episodes: int | None = None,
+    deterministic: bool = False,
+    seed: int = 0,
+    progress: str = "off",
+) -> TransitionDataset:
+    """So many steps, or whole episodes, of an agent (None: of uniformly random actions); the same for the same seed.
+
+    A stochastic agent draws its actions as its policy has them; one of values is greedy either way.
+    """
+    if (steps is None) == (episodes is None):
+        raise ValueError("say how many steps or how many episodes to collect, one of the two")
+    factory = EnvFactory(config.env_id, {**config.env_kwargs, "training": config.env_kwargs.get("evaluation", {})})
+    rng, total = Rng(seed, "collection").generator, steps if steps is not None else episodes
+    assert total is not None
+    collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)
+    bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0)
+    recorder = Recorder(collector.spaces)
+    torch.manual_seed(seed)
+    try:
+        carry, ended = None, True
+        while (done := len(recorder) if steps is not None else collector.episodes) < total:
+            bar.tick(done)
+            if agent is None:
+                actions = collector.spaces.random_actions(rng, 1)
+            else:
+                carry = agent.initial_carry(1) if ended else carry
+                acting = agent.act(collector.obs, carry=carry, deterministic=deterministic, rng=rng)
+                actions, carry = acting.actions, acting.carry
+            step = collector.step(actions)
+            ended = bool(step.terminated[0] or step.truncated[0])
+            recorder.add(actions, step)
+        bar.tick(total)
+    finally:
+        bar.close()
+        collector.close()
+    behaviour = {"algo": "random" if agent is None else config.algo, "deterministic": deterministic}
+    return recorder.dataset(_facts(config, seed, behaviour))
+
+
+def collect_from_checkpoint(path: str | Path, **options: Any) -> TransitionDataset:
+    """``collect`` with the agent of a checkpoint, or of the newest one of a run."""
+    _, state = find_checkpoint(path, buffers=False)
+    config = config_of(state)
+    agent = get_algorithm_spec(config.algo).load_fn(config, state)
+    data = collect(config, agent, **options)
+    data.meta["behaviour"]["step"] = int(state.trainer_state["step"])
+    return data
+
+
+def export_replay(path: str | Path) -> TransitionDataset:
+    """Every transition that a run's replay buffer holds, oldest first, environment by environment."""
+    _, state = find_checkpoint(path, buffers=True)
+    config = config_of(state)
+    if not state.buffer_state or "replay" not in state.buffer_state:
+        raise DatasetError(
+            f"{path} holds no replay buffer: {config.algo} keeps none, or the checkpoint is without its own"
+        )
+    spec = get_algorithm_spec(config.algo)
+    options = spec.options(config)
+    if getattr(options, "n_step", 1) > 1:
+        raise DatasetError(f"the replay of {path} holds returns over {options.n_step} steps, not single transitions")  # type: ignore[attr-defined]
+    factory = EnvFactory(config.env_id, config.env_kwargs)
+    changed = {
+        name for name in ("reward_scale", "reward_shift") if getattr(options, name, None) not in (None, 0.0, 1.0)
+    }
+    if factory.reward_options().model_dump() != type(factory.reward_options())().model_dump() or changed:
+        raise DatasetError(f"the replay of {path} holds rewards that were scaled or clipped, not the environment's")
+    plan = spec.blueprint(config, factory, None, "cpu")
+    loop: Any = spec.loop(
+        Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(options, plan), options
+    )
+    try:
+        loop.replay.load_state_dict(state.buffer_state["replay"])
+        columns = loop.replay.columns()
+    finally:
+        loop.close()
+    first = (loop.replay.written - len(loop.replay)) % config.num_envs
+    streams = [
+        np.arange((i - first) % config.num_envs, len(loop.replay), config.num_envs) for i in range(config.num_envs)
+    ]
+    cut = columns["truncations"] > 0
+    for rows in streams:
+        if len(rows):  # what follows in the file is another environment's
+            cut[rows[-1]] |= not columns["dones"][rows[-1]]
+    order = np.concatenate(streams)
+    data = {name: column[order] for name, column in {**columns, "truncations": cut}.items()}
+    data["actions"] = np.asarray(plan.spaces.to_env(data["actions"]))
+    behaviour = {"algo": config.algo, "replay": True, "step": int(state.trainer_state["step"])}
+    return TransitionDataset.from_dict({**data, "meta": _facts(config, config.seed, behaviour)})
+
+
+def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, expert: str | float | None) -> None:
+    """Put the returns of a random policy, and of an expert (a number, or a checkpoint to evaluate), into the data's facts."""
+    drawn = collect(config, None, episodes=REFERENCE_EPISODES, seed=seed + 1)
+    data.meta["random_return"] = float(drawn.returns().mean())
+    if expert is not None:
+        try:
+            value = float(expert)
+        except ValueError:
+            value = evaluate_checkpoint(str(expert), REFERENCE_EPISODES)["eval_return_mean"]
+        data.meta["expert_return"] = value
+
+
+def add_returns(data: TransitionDataset) -> None:
+    """Put the returns of its episodes into the data's facts."""
+    data.meta["returns"] = [round(float(value), 4) for value in data.returns()]
+
+
+def _facts(config: TrainConfig, seed: int, behaviour: dict[str, Any]) -> dict[str, Any]:
+    where = provenance()
+    facts = {"env_id": config.env_id, "env_kwargs": config.env_kwargs, "seed": seed, "behaviour": behaviour}
+    return {**facts, "versions": where["versions"], "git": where["git"]}
+
+
+def describe(data: TransitionDataset) -> dict[str, Any]:
+    """What ``rl-training dataset info`` prints."""
+    returns, episodes = data.returns(), data.episodes()
+    lengths = [rows.stop - rows.start for rows in episodes]
+    quantiles = np.quantile(returns, [0, 0.25, 0.5, 0.75, 1]) if len(returns) else []
+    actions = data.actions
+    facts: dict[str, Any] = {
+        "transitions": len(data),
+        "episodes": len(episodes),
+        "terminations": int((data.dones > 0).sum()),
+        "truncations": 0 if data.truncations is None else int((data.truncations > 0).sum()),
+        "return_mean": float(returns.mean()) if len(returns) else None,
+        "return_quantiles": [float(value) for value in quantiles],
+        "length_mean": float(np.mean(lengths)) if lengths else None,
+        "observations": f"{str(data.obs.dtype).removeprefix('torch.')} {tuple(data.obs.shape[1:])}",
+        "actions": f"{str(actions.dtype).removeprefix('torch.')} {tuple(actions.shape[1:])}",
+        "action_range": [float(actions.min()), float(actions.max())] if len(data) else [],
+        "reward_range": [float(data.rewards.min()), float(data.rewards.max())] if len(data) else [],
+        "concerns": data.concerns(),
+    }
+    return {**facts, "meta": {name: value for name, value in data.meta.items() if name != "returns"}}

@@ -1,0 +1,85 @@
+"""CQL on the offline loop: on SAC for boxes, on double DQN for choices."""
+
+from __future__ import annotations
+
+from rl_training.algorithms.cql import CQL, DiscreteCQL
+from rl_training.experiment.config import Sizes, opt
+from rl_training.models.mlp_q_network import MLPQNetwork
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.offline import (
+    OfflineLoop,
+    OfflineOptions,
+    _build_offline_dataset,  # noqa: F401
+    _infer_env_spaces,  # noqa: F401
+)
+from rl_training.runtime.sac_trainer import Temperature
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class CQLOptions(OfflineOptions):
+    TITLE = "cql"
+    hidden_sizes: Sizes = opt((256, 256, 256), "widths of the hidden layers")
+    learning_rate: float = opt(3e-4, "step size of Adam, for the critics (choices: the network)", gt=0)
+    actor_learning_rate: float = opt(1e-4, "boxes: step size of Adam, for the actor", gt=0)
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    cql_alpha: float = opt(5.0, "weight of the penalty on actions that the data does not show", gt=0)
+    num_cql_samples: int = opt(10, "boxes: actions from each of three distributions that estimate it", ge=1)
+    cql_temperature: float = opt(1.0, "boxes: of the soft maximum over actions", gt=0)
+    lagrange: float | None = opt(
+        None, "boxes: tune the weight until the gap to the data's actions is this; null: keep it"
+    )
+    alpha: Temperature = opt("auto", "boxes: temperature: a number, or auto to tune it to target_entropy")
+    target_entropy: float | None = opt(
+        None, "boxes: entropy a tuned temperature aims for; null: minus the action dimension"
+    )
+    backup_entropy: bool = opt(False, "boxes: count the next action's entropy in the targets")
+    tau: float = opt(0.005, "boxes: how far target critics move per update", gt=0, le=1)
+    target_update_interval: int = opt(200, "choices: updates between copies to the target network", ge=1)
+    normalize_observations: bool = opt(False, "scale observations by the data's mean and deviation")
+
+
+def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
+    normalizer = plan.normalizer(cfg.normalize_observations, clip=float("inf"))
+    if plan.spaces.action_kind == "discrete":
+        network = plan.make(
+            MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes
+        )
+        return DiscreteCQL(
+            q_network=network,
+            learning_rate=cfg.learning_rate,
+            gamma=cfg.gamma,
+            target_update_interval=cfg.target_update_interval,
+            double_q=True,
+            cql_alpha=cfg.cql_alpha,
+            normalizer=normalizer,
+        )
+    if plan.spaces.image:
+        plan.spaces.require("cql with Box actions", "the environment", obs=("vector",), actions=("box",))
+    return CQL(
+        model=plan.make(MLPSACModel, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
+        learning_rate=cfg.learning_rate,
+        actor_learning_rate=cfg.actor_learning_rate,
+        gamma=cfg.gamma,
+        alpha=cfg.alpha,
+        tau=cfg.tau,
+        target_entropy=cfg.target_entropy,
+        backup_entropy=cfg.backup_entropy,
+        cql_alpha=cfg.cql_alpha,
+        num_cql_samples=cfg.num_cql_samples,
+        cql_temperature=cfg.cql_temperature,
+        lagrange=cfg.lagrange,
+        normalizer=normalizer,
+    )
+
+
+SPECS = {
+    "cql": AlgorithmSpec(
+        name="cql",
+        config=CQLOptions,
+        build=build,
+        loop=OfflineLoop,
+        obs=("vector", "image"),
+        actions=("discrete", "box"),
+    )
+}
+train_cql = SPECS["cql"].train

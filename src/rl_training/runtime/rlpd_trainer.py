@@ -1,0 +1,104 @@
+"""RLPD: learn online from batches that are half prior data, optionally after a stage on the prior data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.rlpd import RLPD
+from rl_training.data.replay_buffer import Mixed
+from rl_training.experiment.config import opt
+from rl_training.models.mlp import xavier_
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.loops import OffPolicyLoop
+from rl_training.runtime.offline import (
+    DatasetOptions,
+    PriorData,
+    _build_offline_dataset,  # noqa: F401
+    _infer_env_spaces,  # noqa: F401
+    build_dataset,
+    rewards_learned_from,
+)
+from rl_training.runtime.run import Run
+from rl_training.runtime.sac_trainer import SACOptions, build
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class RLPDOptions(DatasetOptions, SACOptions):
+    TITLE = "rlpd"
+    learning_starts: int = opt(5_000, "environment steps before the first update", ge=0)
+    initial_random_steps: int = opt(5_000, "environment steps with uniformly random actions", ge=0)
+    gradient_updates_per_step: int = opt(20, "critic updates each time, followed by one of the actor", ge=1)
+    num_critics: int = opt(10, "critics in the ensemble", ge=1)
+    target_subset: int = opt(2, "critics, drawn anew for each update, whose smallest value is the target", ge=1)
+    layer_norm: bool = opt(True, "normalise the critics' hidden layers, which bounds what they say of unseen actions")
+    backup_entropy: bool = opt(True, "count the next action's entropy in the targets")
+    target_entropy: float | None = opt(
+        None, "entropy a tuned temperature aims for; null: minus half the action dimension"
+    )
+    offline_pretrain_updates: int = opt(0, "updates on the prior data before the first step", ge=0)
+    offline_batch_ratio: float = opt(0.5, "share of prior data in every batch", ge=0, le=1)
+
+
+class RLPDLoop(OffPolicyLoop):
+    def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
+        data = build_dataset(cfg, run.factory, run.spaces)
+        self._rewards = rewards_learned_from(cfg, run.factory, data)
+        super().__init__(run, agent, cfg)
+        self.prior = PriorData(data, run)
+        run.refer(data.meta)
+        self._repeats, self._rows = 1, cfg.batch_size * cfg.gradient_updates_per_step
+        share, slices = cfg.offline_batch_ratio, cfg.gradient_updates_per_step
+        self._mixed = Mixed((self.prior, share), (self.replay, 1 - share), slices=slices)
+        self._source = self._mixed
+
+    def make_collector(self) -> Collector:
+        return self._run.collector(rewards=self._rewards)
+
+    def __iter__(self) -> Iterator[None]:
+        run, total = self._run, self._cfg.offline_pretrain_updates
+        while run.counters.get("pretrain_updates", 0) < total:
+            run.apply_schedules(self.agent)
+            run.update(self.agent, self.prior.sample(self._rows))
+            done = run.counters["pretrain_updates"] = run.counters.get("pretrain_updates", 0) + 1
+            run.stage("pretraining", done, total)
+            yield
+        yield from super().__iter__()
+
+    def metrics(self) -> dict[str, float]:
+        offline, online = self._mixed.counts(self._rows)
+        slices = self._cfg.gradient_updates_per_step
+        return {
+            **super().metrics(),
+            "pretrain_updates_done": float(self._run.counters.get("pretrain_updates", 0)),
+            "offline_batch_size": offline / slices,
+            "online_batch_size": online / slices,
+            "offline_dataset_size": float(len(self.prior)),
+            "online_buffer_size": float(len(self.replay)),
+        }
+
+
+def network(**sizes: Any) -> nn.Module:
+    model = MLPSACModel(**sizes)
+    xavier_(model)
+    return model
+
+
+def build_rlpd(cfg: RLPDOptions, plan: Blueprint) -> RLPD:
+    learner = partial(
+        RLPD,
+        updates_per_batch=cfg.gradient_updates_per_step,
+        target_subset=cfg.target_subset,
+        backup_entropy=cfg.backup_entropy,
+    )
+    sizes = {"num_critics": cfg.num_critics, "layer_norm": cfg.layer_norm}
+    return build(cfg, plan, learner=learner, network=partial(network, **sizes))  # type: ignore[return-value]
+
+
+SPECS = {"rlpd": AlgorithmSpec(name="rlpd", config=RLPDOptions, build=build_rlpd, loop=RLPDLoop, actions=("box",))}
+train_rlpd = SPECS["rlpd"].train
