@@ -95,7 +95,9 @@ def test_training_returns_finite_metrics_under_stable_names_and_changes_paramete
 def test_every_declared_option_is_read(algo, tiny):
     spec = get_algorithm_spec(algo)
     switches = {"prioritized": True} if "prioritized" in spec.config.model_fields else {}  # what others depend on
-    config = tiny(algo, total_timesteps=96, **switches)
+    configs = [tiny(algo, total_timesteps=96, **switches)]
+    if algo == "cql":  # learns boxes and choices by options of their own
+        configs.append(configs[0].replace(env_id="CartPole-v1"))
     seen = set()
 
     class Watched(spec.config):
@@ -105,7 +107,8 @@ def test_every_declared_option_is_read(algo, tiny):
 
     object.__setattr__(spec, "config", Watched)
     try:
-        spec.train(config)
+        for config in configs:
+            spec.train(config)
     finally:
         object.__setattr__(spec, "config", Watched.__mro__[1])
     declared = set(spec.config.model_fields) - {"early_stopping"}  # read from the config by its callback
@@ -207,7 +210,8 @@ def test_compiled_updates_learn_the_same(algo, tiny):
         ends[compiled] = state
     assert ends[True].trainer_state["update_count"] == ends[False].trainer_state["update_count"]
     a, b = (
-        next(v for k, v in s.algorithm_state.items() if k in ("model", "q_network")) for s in (ends[False], ends[True])
+        next(v for k, v in s.algorithm_state.items() if k in ("model", "policy", "q_network"))
+        for s in (ends[False], ends[True])
     )
     for name, tensor in a.items():
         assert torch.allclose(tensor, b[name], atol=2e-3), name

@@ -296,8 +296,9 @@ def test_mixed_sources_as_options(tiny, tmp_path):
         ({"dataset_kind": "minari"}, "minari data needs dataset_id"),
         ({"dataset_path": "a.npz"}, "dataset_path does nothing for random data"),
         ({"dataset_kind": "cvs"}, r"dataset_kind: should be 'random', 'npz', 'minari' or 'hdf5', got 'cvs'"),
+        ({"dataset_download": True}, "dataset_download does nothing for random data"),
         ({"dataset_mix": []}, "dataset_mix needs at least one source"),
-        ({"dataset_mix_size": 3}, "dataset_mix_size does nothing without dataset_mix"),
+        ({"dataset_mix_size": 3}, "dataset_mix_size and dataset_mix_seed do nothing without dataset_mix"),
         ({"dataset_mix": [{"dataset_kin": "npz"}]}, "did you mean 'dataset_kind'"),
     ],
 )

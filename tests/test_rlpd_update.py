@@ -95,7 +95,7 @@ def test_targets_are_the_smaller_of_two_distinct_critics_and_the_actor_heeds_all
     learner = agent(Members(), backup_entropy=False, alpha=0.0)
     rows = {**batch(1), "rewards": torch.zeros(1)}
     targets = [learner.update(rows, global_step=0).metrics["target_q_mean"] / 0.9 for _ in range(3000)]
-    pairs = [said for said in learner.target_model.asked]
+    pairs = learner.target_model.asked
     assert all(len(said) == 2 and said[0] != said[1] for said in pairs)
     assert targets == pytest.approx([said.min().item() for said in pairs], abs=1e-4)
     assert np.mean(targets) == pytest.approx(11 / 3, abs=0.1)  # the expected minimum of two of {1..10}

@@ -15,12 +15,17 @@ if "numpy" not in sys.modules:  # acting multiplies tiny matrices: BLAS threads 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
+    from rl_training.api.algorithms import BC as BC
+    from rl_training.api.algorithms import CQL as CQL
     from rl_training.api.algorithms import DQN as DQN
     from rl_training.api.algorithms import FQF as FQF
+    from rl_training.api.algorithms import IQL as IQL
     from rl_training.api.algorithms import IQN as IQN
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.api.algorithms import QRDQN as QRDQN
+    from rl_training.api.algorithms import RLPD as RLPD
     from rl_training.api.algorithms import SAC as SAC
+    from rl_training.api.algorithms import TD3BC as TD3BC
     from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
     from rl_training.cli import load_config as load_config
     from rl_training.experiment.config import TrainConfig as TrainConfig

@@ -52,6 +52,8 @@ class SourceOptions(Options):
                 raise ValueError(f"{kind} data needs {name}")
             if name != wanted and getattr(self, name) is not None:
                 raise ValueError(f"{name} does nothing for {kind} data")
+        if self.dataset_download and kind != "minari":
+            raise ValueError(f"dataset_download does nothing for {kind} data")
         return self
 
 
@@ -83,8 +85,8 @@ class DatasetOptions(SourceOptions):
                 raise ValueError("dataset_mix needs at least one source")
             if self.dataset_kind != "random" or self.dataset_path or self.dataset_id:
                 raise ValueError("give one source (dataset_kind and its path or id) or dataset_mix, not both")
-        elif self.dataset_mix_size is not None:
-            raise ValueError("dataset_mix_size does nothing without dataset_mix")
+        elif self.dataset_mix_size is not None or self.dataset_mix_seed:
+            raise ValueError("dataset_mix_size and dataset_mix_seed do nothing without dataset_mix")
         return self
 
 
