@@ -26,21 +26,33 @@ UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 
          "iqn_cartpole": "IQN CartPole, 8 fractions (32 for actions), otherwise as DQN",
          "fqf_cartpole": "FQF CartPole, 32 fractions, otherwise as DQN",
          "sac_cheetah": "SAC HalfCheetah-v5, 256x256, batch 256, an update each step",
+         "rlpd_update": "RLPD updates, 10 critics of 2x256, batch 256, 20 a step",
+         "cql_update": "CQL updates, 2x256, batch 256, 3 x 10 actions",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
 ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
          ("sac_cheetah", "sbx"): 1.1, ("sac_wall", "sbx"): 1.1, ("qrdqn_cartpole", "sb3"): 4, ("qrdqn_cartpole", "tianshou"): 4,
-         ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3}  # fmt: skip
-WHO = {"qrdqn_cartpole": ("sb3", "tianshou"), "iqn_cartpole": ("tianshou",), "fqf_cartpole": ("axiomrl", "tianshou")}
+         ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3,
+         ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1}  # fmt: skip
+WHO = {
+    "rlpd_update": ("plain",),
+    "cql_update": ("d3rlpy",),
+    "qrdqn_cartpole": ("sb3", "tianshou"),
+    "iqn_cartpole": ("tianshou",),
+    "fqf_cartpole": ("axiomrl", "tianshou"),
+}
 SCRIPTS = {"tianshou": ["tianshou_peer.py"], "axiomrl": ["axiomrl_peer.py"]}
+UPDATES = ("rlpd_update", "cql_update")  # no environment: one script for everyone
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
     """One run of one contender in a process of its own."""
-    words = (
-        [sys.executable, "ours.py", unit]
-        if who == "ours"
-        else [str(PEERS / who / "bin" / "python"), *SCRIPTS.get(who, ["peer.py", who]), unit]
-    )
+    python = sys.executable if who in ("ours", "plain") else str(PEERS / who / "bin" / "python")
+    if unit in UPDATES:
+        words = [python, "updates.py", unit, who]
+    elif who == "ours":
+        words = [python, "ours.py", unit]
+    else:
+        words = [python, *SCRIPTS.get(who, ["peer.py", who]), unit]
     pinned = {name: str(threads) for name in ("THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     env = {**os.environ, **pinned, "OPENBLAS_NUM_THREADS": "1", "SECONDS": str(seconds), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(words, cwd=HERE / "units", env=env, capture_output=True, text=True, timeout=600)
@@ -70,7 +82,8 @@ def main() -> None:
 
     facts = provenance()
     facts.pop("command")
-    installed = [name for name in ("sb3", "sbx", "tianshou", "axiomrl") if (PEERS / name / "bin" / "python").exists()]
+    peers = ("sb3", "sbx", "tianshou", "axiomrl", "d3rlpy")
+    installed = ["plain", *(name for name in peers if (PEERS / name / "bin" / "python").exists())]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
     units = [unit for unit in UNITS if not args.only or any(unit.startswith(part) for part in args.only.split(","))]
     for unit in units:
