@@ -89,7 +89,9 @@ def main() -> int:
         add_returns(data)
         write_npz(path, data)
         facts = describe(data)
-        print(f"{path}: {facts['transitions']:,} transitions, {facts['episodes']} episodes, return {facts['return_mean']:.1f}")
+        print(
+            f"{path}: {facts['transitions']:,} transitions, {facts['episodes']} episodes, return {facts['return_mean']:.1f}"
+        )
     return 0
 
 

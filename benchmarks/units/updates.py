@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def plain() -> None:
 
     def network(sizes: list[int], norm: bool) -> nn.Sequential:
         layers: list[nn.Module] = []
-        for i, o in zip(sizes[:-2], sizes[1:-1]):
+        for i, o in pairwise(sizes[:-1]):
             layers += [nn.Linear(i, o), *([nn.LayerNorm(o)] if norm else []), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 

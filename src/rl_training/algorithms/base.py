@@ -55,6 +55,13 @@ class Learner(Stateful):
         step: int = 0,
         rng: np.random.Generator | None = None,
     ) -> Acting:
+        """Actions for observations (N, ...); ``rng`` is where chance comes from, and ``carry`` what the last call returned."""
+        if self.normalizer is not None:
+            obs = self.normalizer.host(obs)
+        return self._act(obs, carry, deterministic, rng)
+
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
+        """``act``, for observations that are scaled already."""
         raise NotImplementedError
 
     def initial_carry(self, n: int) -> Any:
@@ -124,17 +131,7 @@ class BoxLearner(Learner):
 
     _policy: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        carry: Any = None,
-        deterministic: bool = False,
-        step: int = 0,
-        rng: np.random.Generator | None = None,
-    ) -> Acting:
-        if self.normalizer is not None:
-            obs = self.normalizer.host(obs)
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         mean, log_std = self._policy(obs)
         if not deterministic and log_std is not None:
             mean = mean + np.exp(log_std) * stream(rng).standard_normal(mean.shape, dtype=np.float32)

@@ -29,17 +29,7 @@ class BC(Learner):
         self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate)
         self._forward = host_forward(getattr(policy, "body", policy))
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        carry: Any = None,
-        deterministic: bool = False,
-        step: int = 0,
-        rng: np.random.Generator | None = None,
-    ) -> Acting:
-        if self.normalizer is not None:
-            obs = self.normalizer.host(obs)
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         actions, _ = self.policy.head.sample(self._forward(obs), stream(rng), deterministic)
         return Acting(actions)
 

@@ -76,17 +76,7 @@ class PPO(Learner):
         self._vf_coef, self._clip_values, self._normalize = vf_coef, clip_values, normalize_advantages
         self._forward = policy.host() if isinstance(policy, MLPActorCritic) else None
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        carry: Any = None,
-        deterministic: bool = False,
-        step: int = 0,
-        rng: np.random.Generator | None = None,
-    ) -> Acting:
-        if self.normalizer is not None:
-            obs = self.normalizer.host(obs)
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         if self._forward is not None:
             outputs, values = self._forward(obs)
             actions, logprobs = self.model.head.sample(outputs, stream(rng), deterministic)

@@ -76,17 +76,7 @@ class ValueLearner(Learner):
         """Action values (N, A) of observations (N, ...), on the host."""
         raise NotImplementedError
 
-    def act(
-        self,
-        obs: np.ndarray,
-        *,
-        carry: Any = None,
-        deterministic: bool = False,
-        step: int = 0,
-        rng: np.random.Generator | None = None,
-    ) -> Acting:
-        if self.normalizer is not None:
-            obs = self.normalizer.host(obs)
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         rng = None if deterministic else stream(rng)
         q_values = self._values(obs, deterministic, rng)
         actions = q_values.argmax(-1)

@@ -91,14 +91,20 @@ class Bernoulli:
         return logp, entropy
 
 
-class DiagonalGaussian:
-    """A Gaussian with a log-deviation per dimension; outputs are (mean, log-deviation) side by side."""
+class BoxHead:
+    """What distributions over boxes share; ``PER_DIMENSION`` outputs for each dimension of an action."""
+
+    PER_DIMENSION = 2
 
     def __init__(self, dim: int) -> None:
-        self.size = 2 * dim
+        self.size = self.PER_DIMENSION * dim
         self.dim = dim
         self.action_shape = (dim,)
         self.action_dtype = np.dtype(np.float32)
+
+
+class DiagonalGaussian(BoxHead):
+    """A Gaussian with a log-deviation per dimension; outputs are (mean, log-deviation) side by side."""
 
     def sample(
         self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
@@ -115,14 +121,8 @@ class DiagonalGaussian:
         return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
 
 
-class SquashedGaussian:
+class SquashedGaussian(BoxHead):
     """tanh of a Gaussian; outputs are (mean, log-deviation) side by side."""
-
-    def __init__(self, dim: int) -> None:
-        self.size = 2 * dim
-        self.dim = dim
-        self.action_shape = (dim,)
-        self.action_dtype = np.dtype(np.float32)
 
     def sample(
         self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
@@ -142,13 +142,10 @@ class SquashedGaussian:
         return logp, (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
 
 
-class Point:
+class Point(BoxHead):
     """One action without chance, tanh of the outputs; in place of a log-probability, minus the mean squared error."""
 
-    def __init__(self, dim: int) -> None:
-        self.size = dim
-        self.action_shape = (dim,)
-        self.action_dtype = np.dtype(np.float32)
+    PER_DIMENSION = 1
 
     def sample(
         self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool

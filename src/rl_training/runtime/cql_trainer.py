@@ -7,8 +7,8 @@ from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.offline import (
+    OfflineCriticOptions,
     OfflineLoop,
-    OfflineOptions,
     _build_offline_dataset,  # noqa: F401
     _infer_env_spaces,  # noqa: F401
 )
@@ -16,12 +16,10 @@ from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 
-class CQLOptions(OfflineOptions):
+class CQLOptions(OfflineCriticOptions):
     TITLE = "cql"
     hidden_sizes: Sizes = opt((256, 256, 256), "widths of the hidden layers")
-    learning_rate: float = opt(3e-4, "step size of Adam, for the critics (choices: the network)", gt=0)
     actor_learning_rate: float = opt(1e-4, "boxes: step size of Adam, for the actor", gt=0)
-    gamma: float = opt(0.99, "discount", ge=0, le=1)
     cql_alpha: float = opt(5.0, "weight of the penalty on actions that the data does not show", gt=0)
     num_cql_samples: int = opt(10, "boxes: actions from each of three distributions that estimate it", ge=1)
     cql_temperature: float = opt(1.0, "boxes: of the soft maximum over actions", gt=0)
@@ -33,42 +31,35 @@ class CQLOptions(OfflineOptions):
         None, "boxes: entropy a tuned temperature aims for; null: minus the action dimension"
     )
     backup_entropy: bool = opt(False, "boxes: count the next action's entropy in the targets")
-    tau: float = opt(0.005, "boxes: how far target critics move per update", gt=0, le=1)
     target_update_interval: int = opt(200, "choices: updates between copies to the target network", ge=1)
-    normalize_observations: bool = opt(False, "scale observations by the data's mean and deviation")
 
 
 def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
-    normalizer = plan.normalizer(cfg.normalize_observations, clip=float("inf"))
+    shared = cfg.shared(plan)
     if plan.spaces.action_kind == "discrete":
-        network = plan.make(
-            MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes
-        )
+        del shared["tau"]
         return DiscreteCQL(
-            q_network=network,
-            learning_rate=cfg.learning_rate,
-            gamma=cfg.gamma,
+            q_network=plan.make(
+                MLPQNetwork, **plan.shape, action_dim=plan.spaces.num_actions, hidden_sizes=cfg.hidden_sizes
+            ),
             target_update_interval=cfg.target_update_interval,
             double_q=True,
             cql_alpha=cfg.cql_alpha,
-            normalizer=normalizer,
+            **shared,
         )
     if plan.spaces.image:
         plan.spaces.require("cql with Box actions", "the environment", obs=("vector",), actions=("box",))
     return CQL(
-        model=plan.make(MLPSACModel, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
-        learning_rate=cfg.learning_rate,
+        model=cfg.model(plan, MLPSACModel),
         actor_learning_rate=cfg.actor_learning_rate,
-        gamma=cfg.gamma,
         alpha=cfg.alpha,
-        tau=cfg.tau,
         target_entropy=cfg.target_entropy,
         backup_entropy=cfg.backup_entropy,
         cql_alpha=cfg.cql_alpha,
         num_cql_samples=cfg.num_cql_samples,
         cql_temperature=cfg.cql_temperature,
         lagrange=cfg.lagrange,
-        normalizer=normalizer,
+        **shared,
     )
 
 

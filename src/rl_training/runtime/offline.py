@@ -21,11 +21,12 @@ from rl_training.data.offline_dataset import (
 from rl_training.data.replay_buffer import Batch, ReplayBuffer
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
-from rl_training.experiment.config import Options, TrainConfig, opt
+from rl_training.experiment.config import Options, Sizes, TrainConfig, opt
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.loops import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run, crossings
+from rl_training.runtime.spec import Blueprint, Network
 from rl_training.state import Rng, Stateful
 
 Kind = Literal["random", "npz", "minari", "hdf5"]
@@ -267,6 +268,25 @@ def _layout(column: np.ndarray, spaces: Spaces, where: str) -> np.ndarray:
 
 class OfflineOptions(DatasetOptions, AlgorithmOptions):
     batch_size: int = opt(256, "transitions per update", ge=1)
+
+
+class OfflineCriticOptions(OfflineOptions):
+    """What offline learners of values have in common."""
+
+    hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
+    learning_rate: float = opt(3e-4, "step size of Adam, for every network", gt=0)
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    tau: float = opt(0.005, "how far target networks move, each time they do", gt=0, le=1)
+    normalize_observations: bool = opt(False, "scale observations by the data's mean and deviation")
+
+    def shared(self, plan: Blueprint) -> dict[str, Any]:
+        """The learner's arguments that follow from these."""
+        normalizer = plan.normalizer(self.normalize_observations, clip=float("inf"))
+        rates = {"learning_rate": self.learning_rate, "gamma": self.gamma, "tau": self.tau}
+        return {**rates, "normalizer": normalizer}
+
+    def model(self, plan: Blueprint, network: Network) -> Any:
+        return plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=self.hidden_sizes)
 
 
 class OfflineLoop(Loop):
