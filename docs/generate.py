@@ -49,8 +49,9 @@ def results_table(algo: str | None = None) -> str:
             continue
         seeds = ", ".join(f"{run['return_mean']:.0f}" for run in result["runs"])
         commit = (result["git"] or {}).get("commit", "")[:8]
+        asked = "" if result["threshold"] is None else f"{result['threshold']:g}"
         lines.append(
-            f"| `{result['preset']}` | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {result['threshold']:g} | {commit} |"
+            f"| `{result['preset']}` | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {asked} | {commit} |"
         )
     return "\n".join(lines)
 
