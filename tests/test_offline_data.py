@@ -327,3 +327,12 @@ def test_scores_lie_between_the_random_and_the_expert_return(tiny, tmp_path):
     again = evaluate_checkpoint(result.checkpoint_path)
     for metrics in (result.metrics, again):
         assert metrics["eval_score"] == pytest.approx((metrics["eval_return_mean"] + 1200) / 10)
+
+
+def test_pictures_in_any_order_are_all_kept(tiny):
+    from toys import Pictures
+
+    mix = [{"dataset_size": 60}, {"dataset_size": 40, "dataset_seed": 1}]
+    config = tiny("bc", total_timesteps=2, hidden_sizes=[8], batch_size=4, dataset_size=10_000, dataset_mix=mix)
+    metrics = get_algorithm_spec("bc").train(config, env=Pictures).metrics
+    assert metrics["dataset_size"] == 100

@@ -50,6 +50,7 @@ class ManagedAlgorithm:
         self._agent: Learner | None = None
         self._spaces: Spaces | None = None
         self._checkpoint: Path | None = None
+        self._references: dict[str, float] = {}
 
     @classmethod
     def _short_form(cls, env_id: str, options: dict[str, Any]) -> TrainConfig:
@@ -100,11 +101,11 @@ class ManagedAlgorithm:
 
     def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
         from rl_training.envs.factory import EnvFactory
-        from rl_training.runtime.evaluation import evaluate
+        from rl_training.runtime.evaluation import evaluate, scored
 
         factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
         episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
-        return evaluate(self.agent, factory, episodes=episodes, seed=self.config.seed)
+        return scored(evaluate(self.agent, factory, episodes=episodes, seed=self.config.seed), self._references)
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
         """The action for one observation (an int, or an array in the environment's units), or actions for a batch."""
@@ -147,7 +148,7 @@ class ManagedAlgorithm:
         self._agent, self._spaces = self._spec.load(
             self.config, state, device or self.config.device, env=self._env, network=self._network
         )
-        self._checkpoint = path
+        self._checkpoint, self._references = path, state.trainer_state.get("references", {})
 
 
 def env_name(env: gym.Env | Any) -> str:

@@ -31,7 +31,7 @@ class ReplayBuffer:
 
     ``dones`` means terminated (do not bootstrap); ``truncations`` are kept beside it. Float columns lie side by side in one
     matrix, so a batch of vectors is a single gather. Images (uint8) are kept once each: rows hold the numbers of their frames,
-    of which an observation stacks ``frames``. With ``n_step`` > 1, rows span up to that many steps and carry ``discounts``, the
+    of which an observation stacks ``frames`` (not with ``share_frames=False``, for rows in no order). With ``n_step`` > 1, rows span up to that many steps and carry ``discounts``, the
     power of ``gamma`` that their bootstrap takes; every ``add`` is then one step of the same environments. With ``reuse``,
     every sample of a size fills the same tensors again: for loops that are done with a batch before they draw the next.
     """
@@ -50,6 +50,7 @@ class ReplayBuffer:
         rng: Rng | None = None,
         reuse: bool = False,
         frames: int = 1,
+        share_frames: bool = True,
         n_step: int = 1,
         gamma: float = 0.99,
     ) -> None:
@@ -63,7 +64,7 @@ class ReplayBuffer:
         self._frames: FrameStore | None = None
         self._window = NStepWindow(n_step, gamma) if n_step > 1 else None
         try:
-            if len(obs_shape) == 3 and obs[1] == np.uint8:
+            if len(obs_shape) == 3 and obs[1] == np.uint8 and share_frames:
                 # an episode's first observation is a frame more than its steps: room for one in ten, and for tiny buffers
                 self._frames = FrameStore(capacity + capacity // 10 + 256, obs_shape, frames, reuse=reuse)
                 obs = ((frames,), np.dtype(np.int64))

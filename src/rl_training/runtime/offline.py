@@ -176,11 +176,6 @@ class Recorder:
         ends = (float(step.terminated[0]), float(step.truncated[0]))
         self._rows.append((step.obs[0].copy(), env_action, float(step.rewards[0]), step.next_obs[0].copy(), *ends))
 
-    def drop_unfinished(self) -> None:
-        """Forget the steps after the last end of an episode."""
-        while self._rows and not (self._rows[-1][4] or self._rows[-1][5]):
-            self._rows.pop()
-
     def dataset(self, meta: dict[str, Any]) -> TransitionDataset:
         names = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
         columns = {name: np.stack(column) for name, column in zip(names, zip(*self._rows))} if self._rows else {}
@@ -196,20 +191,26 @@ class PriorData(Stateful):
     STATE = ("fingerprint",)
 
     def __init__(self, data: TransitionDataset, run: Run) -> None:
-        spaces, n = run.spaces, len(data)
         self.fingerprint, self.rng = data.fingerprint(), run.rng("dataset sampling")
-        self._buffer = ReplayBuffer(
+        self._buffer = self._filled(data, run, share_frames=True)
+        if len(self._buffer) < len(data):  # pictures in no order: nothing to share
+            self._buffer = self._filled(data, run, share_frames=False)
+
+    def _filled(self, data: TransitionDataset, run: Run, *, share_frames: bool) -> ReplayBuffer:
+        spaces, n = run.spaces, len(data)
+        buffer = ReplayBuffer(
             n, spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
-            rng=self.rng, reuse=True, frames=spaces.frames,
+            rng=self.rng, reuse=True, frames=spaces.frames, share_frames=share_frames,
         )  # fmt: skip
         cut = torch.zeros(n) if data.truncations is None else data.truncations
         columns = {"obs": data.obs, "actions": data.actions, "rewards": data.rewards, "next_obs": data.next_obs}
         rows = {name: column.numpy() for name, column in {**columns, "dones": data.dones, "truncations": cut}.items()}
-        if spaces.image:  # one by one: a picture is known again from the row before
+        if spaces.image and share_frames:  # one by one: a picture is known again from the row before
             for i in range(n):
-                self._buffer.add(**{name: column[i : i + 1] for name, column in rows.items()})
+                buffer.add(**{name: column[i : i + 1] for name, column in rows.items()})
         else:
-            self._buffer.add(**rows)
+            buffer.add(**rows)
+        return buffer
 
     def __len__(self) -> int:
         return len(self._buffer)
