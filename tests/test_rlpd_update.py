@@ -143,3 +143,11 @@ def test_a_plain_sac_model_will_do():
 
 def test_the_loss_is_sacs():
     assert rlpd_loss is sac_loss
+
+
+def test_values_stay_bounded_on_an_experts_data_alone():
+    """Rewards up to 1 and γ = 0.9: no value beyond 2 / (1 - γ), although only a sliver of the actions was ever seen."""
+    learner = agent(learning_rate=3e-3, updates_per_batch=4, tau=0.05)
+    rows = {**batch(256), "actions": torch.full((256, 2), 0.9)}
+    largest = max(learner.update(rows, global_step=0).metrics["q_value_max"] for _ in range(100))
+    assert 5 < largest <= 2 * 1 / (1 - 0.9)
