@@ -3,6 +3,7 @@
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_fqf_network import MLPFQFNetwork
 from rl_training.models.mlp_iqn_network import MLPIQNetwork
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_policy import MLPPolicy
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
@@ -13,6 +14,7 @@ __all__ = [
     "MLPFQFNetwork",
     "MLPIQLModel",
     "MLPIQNetwork",
+    "MLPMOPOEnsembleModel",
     "MLPPolicy",
     "MLPQNetwork",
     "MLPQRQNetwork",

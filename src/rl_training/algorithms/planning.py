@@ -1,0 +1,131 @@
+"""Finding good action sequences by sampling: the cross-entropy method, its improved form, and random shooting.
+
+A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to values
+(N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Objective = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Planner(Protocol):
+    def __call__(
+        self, objective: Objective, low: torch.Tensor, high: torch.Tensor, mean: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
+
+def middle(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return (low + high) / 2
+
+
+def within(mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """A deviation at which two of them still lie in the box, so that samples cut at two need no clipping."""
+    room = torch.minimum(mean - low, high - mean) / 2
+    return torch.minimum(variance, room.square()).sqrt()
+
+
+def truncated_noise(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Standard normal, cut at two deviations."""
+    noise = torch.empty(shape, device=device)
+    return torch.nn.init.trunc_normal_(noise, a=-2.0, b=2.0)
+
+
+def best_of(plans: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` plans of highest value, best first; one without a value is never among them while others are."""
+    order = torch.nan_to_num(values, nan=-torch.inf).argsort(descending=True, stable=True)
+    return plans[order[:count]]
+
+
+@dataclass(frozen=True)
+class CEM:
+    """Chua et al.'s: a Gaussian moved towards its elites; ``alpha`` is how much of the old mean and variance stays."""
+
+    candidates: int = 400
+    elites: int = 40
+    iterations: int = 5
+    alpha: float = 0.1
+    smallest_variance: float = 1e-3
+
+    def __call__(
+        self, objective: Objective, low: torch.Tensor, high: torch.Tensor, mean: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        mean = middle(low, high) if mean is None else mean.clamp(low, high)
+        variance = ((high - low) / 4).square()
+        for _ in range(self.iterations):
+            if float(variance.max()) < self.smallest_variance:
+                break
+            noise = truncated_noise((self.candidates, *mean.shape), mean.device)
+            plans = mean + within(mean, variance, low, high) * noise
+            elite = best_of(plans, objective(plans), self.elites)
+            mean, variance = self.moved(mean, variance, elite)
+        return mean
+
+    def moved(
+        self, mean: torch.Tensor, variance: torch.Tensor, elite: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and variance after seeing the elites (K, H, A)."""
+        new_mean, new_variance = elite.mean(0), elite.var(0, correction=0)
+        return mean.lerp(new_mean, 1 - self.alpha), variance.lerp(new_variance, 1 - self.alpha)
+
+
+@dataclass(frozen=True)
+class ICEM(CEM):
+    """Pinneri et al. (2020): noise that is coloured in time, fewer candidates each iteration, elites that are kept."""
+
+    alpha: float = 0.1
+    colour: float = 2.0  # exponent of the noise's spectrum: 0 white, 2 a random walk
+    decay: float = 1.25  # candidates of an iteration over those of the next
+    kept: float = 0.3  # share of the elites that are candidates again
+
+    def __call__(
+        self, objective: Objective, low: torch.Tensor, high: torch.Tensor, mean: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        mean = middle(low, high) if mean is None else mean.clamp(low, high)
+        variance = ((high - low) / 4).square()
+        kept = mean[None][:0]
+        best, best_value = mean, -torch.inf
+        for i in range(self.iterations):
+            count = max(int(self.candidates / self.decay**i), 2 * self.elites)
+            plans = (mean + variance.sqrt() * self.noise(count, mean)).clamp(low, high)
+            if i == self.iterations - 1:
+                plans[0] = mean
+            plans = torch.cat([plans, kept])
+            values = objective(plans)
+            elite = best_of(plans, values, self.elites)
+            top = float(torch.nan_to_num(values, nan=-torch.inf).max())
+            if top > best_value:
+                best, best_value = elite[0], top
+            kept = elite[: int(self.kept * self.elites)]
+            mean, variance = self.moved(mean, variance, elite)
+        return best
+
+    def noise(self, count: int, mean: torch.Tensor) -> torch.Tensor:
+        """(N, H, A) of unit deviation, coloured along H."""
+        horizon, dim = mean.shape
+        white = torch.randn(count, dim, horizon, device=mean.device)
+        if horizon == 1:
+            return white.transpose(1, 2)
+        frequencies = torch.fft.rfftfreq(horizon, device=mean.device)
+        frequencies[0] = frequencies[1]
+        coloured = torch.fft.irfft(torch.fft.rfft(white) * frequencies ** (-self.colour / 2), n=horizon)
+        return (coloured / coloured.std(-1, keepdim=True).clamp(min=1e-6)).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class RandomShooting:
+    """The best of uniformly random sequences."""
+
+    candidates: int = 2_000
+
+    def __call__(
+        self, objective: Objective, low: torch.Tensor, high: torch.Tensor, mean: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        plans = low + (high - low) * torch.rand(self.candidates, *low.shape, device=low.device)
+        return best_of(plans, objective(plans), 1)[0]

@@ -1,0 +1,115 @@
+"""An ensemble of probabilistic networks that predicts what follows an observation and an action (Chua et al., 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rl_training.models.mlp import EnsembleLinear, ensemble_mlp
+
+TRUNCATION = 2.0  # deviations
+
+
+def truncated_normal_(module: nn.Module) -> None:
+    """Weights normal with deviation 1 / (2 sqrt(fan-in)), cut at two deviations, and zero biases, in every ensemble layer."""
+    for layer in module.modules():
+        if isinstance(layer, EnsembleLinear):
+            std = 1 / (2 * math.sqrt(layer.weight.shape[1]))
+            nn.init.trunc_normal_(layer.weight, std=std, a=-TRUNCATION * std, b=TRUNCATION * std)
+            nn.init.zeros_(layer.bias)
+
+
+def soft_clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Between ``low`` and ``high``, with a gradient everywhere; near the middle it is ``x``."""
+    x = high - F.softplus(high - x)
+    return low + F.softplus(x - low)
+
+
+class MLPMOPOEnsembleModel(nn.Module):
+    """Every member maps (obs, action) to a Gaussian over (next_obs - obs, reward).
+
+    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of the
+    log-variances are learned. ``elites`` are the members that rollouts ask.
+    """
+
+    input_mean: torch.Tensor
+    input_scale: torch.Tensor
+    elites: torch.Tensor
+
+    def __init__(
+        self,
+        *,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: tuple[int, ...] = (200, 200, 200, 200),
+        num_ensembles: int = 7,
+        num_elites: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.obs_dim, self.action_dim, self.num_ensembles = obs_dim, action_dim, num_ensembles
+        outputs = obs_dim + 1
+        self.net = ensemble_mlp(num_ensembles, (obs_dim + action_dim, *hidden_sizes, 2 * outputs), nn.SiLU)
+        truncated_normal_(self.net)
+        self.max_logvar = nn.Parameter(torch.full((outputs,), 0.5))
+        self.min_logvar = nn.Parameter(torch.full((outputs,), -10.0))
+        self.register_buffer("input_mean", torch.zeros(obs_dim + action_dim))
+        self.register_buffer("input_scale", torch.ones(obs_dim + action_dim))
+        self.register_buffer("elites", torch.arange(num_elites or num_ensembles))
+
+    def standardise(self, inputs: torch.Tensor) -> None:
+        """Take mean and deviation of the inputs (B, O + A) as the ones to standardise by."""
+        std = inputs.double().std(0, correction=0)
+        self.input_mean.copy_(inputs.double().mean(0))
+        self.input_scale.copy_(torch.where(std < 1e-12, 1.0, 1 / std))
+
+    def predict_distribution(
+        self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means and log-variances (E, B, D + 1) of (next_obs - obs, reward); inputs are (B, ...) or (E, B, ...).
+
+        With ``members`` (M,), of those alone: M instead of E.
+        """
+        inputs = (torch.cat([obs, actions], -1) - self.input_mean) * self.input_scale
+        means, logvars = self.net(inputs, members).chunk(2, -1)
+        return means, soft_clamp(logvars, self.min_logvar, self.max_logvar)
+
+    def sample_member(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Next observations (B, D) and rewards (B,), each row by one elite, drawn at random in equal parts; the others are
+        not asked."""
+        rows, members = len(obs), len(self.elites)
+        share = -(-rows // members)
+        order = torch.randperm(rows, device=obs.device)
+        order = torch.cat([order, order[: share * members - rows]]).view(members, share)
+        means, logvars = self.predict_distribution(obs[order], actions[order], self.elites)
+        drawn = means + (0.5 * logvars).exp() * torch.randn_like(means)
+        result = torch.empty(rows, drawn.shape[-1], device=obs.device)
+        result[order.flatten()] = drawn.flatten(0, 1)  # the few rows that are there twice keep one of two fair draws
+        return obs + result[:, :-1], result[:, -1]
+
+    def sample_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and how far the members' means lie apart (B,)."""
+        means, logvars = self.predict_distribution(obs, actions)
+        members = self.elites[torch.randint(len(self.elites), (len(obs),), device=obs.device)]
+        rows = torch.arange(len(obs), device=obs.device)
+        drawn = means[members, rows] + (0.5 * logvars[members, rows]).exp() * torch.randn_like(means[0])
+        return {
+            "next_obs": obs + drawn[:, :-1],
+            "rewards": drawn[:, -1],
+            "disagreement": disagreement(means),
+        }
+
+    def layers(self) -> list[EnsembleLinear]:
+        return [layer for layer in self.net if isinstance(layer, EnsembleLinear)]
+
+    def ensemble_parameters(self) -> Iterator[nn.Parameter]:
+        return self.parameters()
+
+
+def disagreement(means: torch.Tensor) -> torch.Tensor:
+    """How far the members' predicted observations (E, B, D + 1) lie apart: the largest distance to their mean, (B,)."""
+    states = means[..., :-1]
+    return (states - states.mean(0)).norm(dim=-1).amax(0)

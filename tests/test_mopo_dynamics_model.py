@@ -1,0 +1,263 @@
+"""The ensemble of dynamics models: its likelihood, bounds, initialisation, bootstrap, fits, elites and rollouts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.algorithms.dynamics import (
+    EnsembleDynamics,
+    ModelFit,
+    gaussian_ensemble_loss,
+    imagine,
+    layer_decays,
+)
+from rl_training.models import MLPMOPOEnsembleModel
+from rl_training.models.mlp_mopo import disagreement, soft_clamp
+from rl_training.state import Rng
+
+
+def model(obs_dim=2, action_dim=1, members=5, hidden=(16, 16), elites=None):
+    torch.manual_seed(0)
+    return MLPMOPOEnsembleModel(
+        obs_dim=obs_dim, action_dim=action_dim, hidden_sizes=hidden, num_ensembles=members, num_elites=elites
+    )
+
+
+def linear_data(n=600, noise=0.0, seed=0):
+    """s' = s + (a, -s1 / 2), r = s1 - a."""
+    rng = np.random.default_rng(seed)
+    obs, actions = rng.uniform(-1, 1, (n, 2)).astype(np.float32), rng.uniform(-1, 1, (n, 1)).astype(np.float32)
+    deltas = np.concatenate([actions, -0.5 * obs[:, :1]], 1) + noise * rng.standard_normal((n, 2))
+    return {
+        "obs": obs,
+        "actions": actions,
+        "rewards": (obs[:, 0] - actions[:, 0]).astype(np.float32),
+        "next_obs": (obs + deltas).astype(np.float32),
+    }
+
+
+# ---- the network
+
+
+def test_members_are_independent():
+    ensemble = model()
+    obs, actions = torch.randn(6, 2), torch.randn(6, 1)
+    means, logvars = ensemble.predict_distribution(obs, actions)
+    assert means.shape == logvars.shape == (5, 6, 3)
+    means[2].sum().backward()
+    for layer in ensemble.layers():
+        touched = layer.weight.grad.abs().flatten(1).sum(1) > 0
+        assert touched.tolist() == [False, False, True, False, False]
+
+
+def test_weights_are_cut_at_two_deviations_of_their_own():
+    layer = model(obs_dim=99, hidden=(300,)).layers()[0]
+    sigma = 1 / (2 * math.sqrt(100))
+    assert layer.weight.abs().max() <= 2 * sigma
+    assert layer.weight.std().item() == pytest.approx(0.880 * sigma, rel=0.01) and layer.bias.abs().max() == 0
+
+
+def test_log_variances_are_bounded_softly():
+    low, high = torch.tensor(-10.0), torch.tensor(0.5)
+    for raw in (-1e3, 1e3):
+        assert -10.001 <= soft_clamp(torch.tensor(raw), low, high).item() <= 0.501
+    for raw in (-13.0, 3.0):
+        x = torch.tensor(raw, requires_grad=True)
+        soft_clamp(x, low, high).backward()
+        assert x.grad.item() > 0.01
+    assert soft_clamp(torch.tensor(-5.0), low, high).item() == pytest.approx(-5.0, abs=0.05)
+
+
+def test_the_bounds_are_learned_and_pulled_together():
+    ensemble = model()
+    dynamics = EnsembleDynamics(model=ensemble, learning_rate=1e-2)
+    before = ensemble.max_logvar.sum().item() - ensemble.min_logvar.sum().item()
+    batch = {name: torch.as_tensor(column) for name, column in linear_data(64).items()}
+    for _ in range(20):
+        dynamics.update(batch, global_step=0)
+    assert ensemble.max_logvar.sum().item() - ensemble.min_logvar.sum().item() < before
+
+
+def test_inputs_are_standardised_and_predictions_are_in_the_datas_units():
+    ensemble = model()
+    inputs = torch.randn(500, 3) * torch.tensor([3.0, 0.1, 0.0]) + torch.tensor([5.0, -1.0, 2.0])
+    ensemble.standardise(inputs)
+    scaled = (inputs - ensemble.input_mean) * ensemble.input_scale
+    assert torch.allclose(scaled.mean(0), torch.zeros(3), atol=1e-4)
+    assert torch.allclose(scaled.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
+    obs, actions = inputs[:4, :2], inputs[:4, 2:]
+    ensemble.net[-1].weight.data.zero_()
+    ensemble.net[-1].bias.data[..., :3] = torch.tensor([0.25, -0.5, 7.0])
+    ensemble.net[-1].bias.data[..., 3:] = -30.0
+    out = ensemble.sample_transition(obs, actions)
+    assert torch.allclose(out["next_obs"], obs + torch.tensor([0.25, -0.5]), atol=0.05)
+    assert torch.allclose(out["rewards"], torch.full((4,), 7.0), atol=0.05) and out["disagreement"].max() < 1e-6
+
+
+def test_disagreement_is_the_largest_distance_from_the_mean():
+    means = torch.tensor([[[0.0, 0.0, 9.0]], [[3.0, 4.0, -9.0]], [[0.0, 0.0, 0.0]]])
+    assert disagreement(means).item() == pytest.approx(math.hypot(2, 8 / 3))  # the reward does not count
+
+
+# ---- the loss
+
+
+def test_the_loss_by_hand():
+    means = torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]])
+    logvars = torch.tensor([[[0.0, math.log(4.0)]], [[0.0, 0.0]]])
+    batch = {"predicted_means": means, "predicted_logvars": logvars, "targets": torch.zeros(1, 2), "ensemble_disagreement": torch.ones(1)}  # fmt: skip
+    terms = gaussian_ensemble_loss(batch)
+    first, second = ((1 + 0) + (4 / 4 + math.log(4))) / 2, 0.0
+    assert terms["model_loss"].item() == pytest.approx(first + second)
+    assert terms["reward_mae"].item() == 1.0 and terms["delta_obs_mae"].item() == 0.5
+
+
+def test_the_optimum_is_mean_and_variance_of_the_data():
+    torch.manual_seed(0)
+    ensemble = MLPMOPOEnsembleModel(obs_dim=1, action_dim=1, hidden_sizes=(8,), num_ensembles=2)
+    dynamics = EnsembleDynamics(model=ensemble, learning_rate=1e-2)
+    rng = np.random.default_rng(0)
+    deltas, rewards = 1.5 + 0.3 * rng.standard_normal(4_000), -2 + 0.1 * rng.standard_normal(4_000)
+    zeros = torch.zeros(4_000, 1)
+    batch = {"obs": zeros, "actions": zeros, "next_obs": torch.as_tensor(deltas, dtype=torch.float32)[:, None], "rewards": torch.as_tensor(rewards, dtype=torch.float32)}  # fmt: skip
+    for _ in range(800):
+        dynamics.update(batch, global_step=0)
+    means, logvars = ensemble.predict_distribution(zeros[:1], zeros[:1])
+    for k in range(2):
+        assert means[k, 0].tolist() == pytest.approx([deltas.mean(), rewards.mean()], abs=0.05)
+        assert logvars[k, 0].tolist() == pytest.approx([math.log(deltas.var()), math.log(rewards.var())], abs=0.05)
+
+
+def test_decay_grows_towards_the_output():
+    assert layer_decays(5) == (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4)
+    assert (
+        layer_decays(4) == (2.5e-5, 5e-5, 7.5e-5, 1e-4)
+        and layer_decays(2) == (2.5e-5, 1e-4)
+        and layer_decays(1) == (1e-4,)
+    )
+
+
+# ---- fits
+
+
+def fit(dynamics, **options):
+    return ModelFit(dynamics, Rng(0, "fit"), **{"batch_size": 64, "patience": 3, **options})
+
+
+def test_every_member_has_a_bootstrap_of_its_own_and_all_share_the_holdout():
+    process = fit(EnsembleDynamics(model=model(members=4), learning_rate=1e-3))
+    next(process.run(linear_data(2_000)))
+    rows, holdout = process._rows, process._holdout
+    assert rows.shape == (4, 1_600) and len(holdout) == 400
+    assert not np.isin(rows, holdout).any()
+    unique = [len(np.unique(row)) / 1_600 for row in rows]
+    assert unique == pytest.approx([1 - 1 / math.e] * 4, abs=0.03)
+    assert not np.array_equal(np.sort(rows[0]), np.sort(rows[1]))
+
+
+def test_a_fit_learns_restores_each_members_best_and_ranks_them():
+    dynamics = EnsembleDynamics(model=model(members=5, elites=3), learning_rate=3e-3)
+    process = fit(dynamics)
+    data = linear_data(800, noise=0.05)
+    errors = [metrics["holdout_error"] for metrics in process.run(data)]
+    assert errors[-1] < 0.2 * errors[0] and not process.active and process.fits == 1 and not process.cut_short
+    held = Rng(0, "fit").generator.permutation(800)[:160]
+    columns = {name: torch.as_tensor(column[held]) for name, column in data.items()}
+    targets = torch.cat([columns["next_obs"] - columns["obs"], columns["rewards"][:, None]], 1)
+    again = dynamics.holdout_errors(columns["obs"], columns["actions"], targets).numpy()
+    assert np.allclose(again, process.best_errors, rtol=1e-4)
+    assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
+
+
+def test_a_budget_ends_a_fit_and_is_reported():
+    process = fit(EnsembleDynamics(model=model(), learning_rate=1e-3), most_updates=25)
+    metrics = list(process.run(linear_data(800)))
+    assert process.updates == 25 and process.cut_short and metrics[-1]["model_updates_done"] == 25
+
+
+def test_without_a_holdout_it_makes_its_updates():
+    process = fit(EnsembleDynamics(model=model(), learning_rate=1e-3), holdout_ratio=0.0, most_updates=17)
+    metrics = list(process.run(linear_data(200)))
+    assert process.updates == 17 and "holdout_error" not in metrics[0]
+
+
+def test_a_fit_stopped_between_epochs_goes_on_there():
+    data = linear_data(400, noise=0.05)
+    ends = []
+    for stop in (None, 3):
+        dynamics = EnsembleDynamics(model=model(), learning_rate=3e-3)
+        process = fit(dynamics)
+        if stop is None:
+            list(process.run(data))
+        else:
+            run = process.run(data)
+            for _ in range(stop):
+                next(run)
+            saved, parameters = process.state_dict(), dynamics.state_dict()
+            saved = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in saved.items()}
+            parameters = {k: {n: t.clone() for n, t in part.items()} for k, part in parameters.items()}
+            dynamics = EnsembleDynamics(model=model(), learning_rate=3e-3)
+            process = fit(dynamics)
+            dynamics.load_state_dict(parameters)
+            process.load_state_dict(saved)
+            list(process.run(data))
+        ends.append((dynamics.optimizer.flat.clone(), process.updates, process.epoch))
+    assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
+
+
+# ---- rollouts
+
+
+class Oracle:
+    """s' = s + a, r = s, exactly."""
+
+    def __call__(self, obs, actions):
+        return obs + actions, obs[:, 0]
+
+
+def test_rollouts_of_an_exact_model_are_exact_and_stop_where_episodes_do():
+    starts = torch.tensor([[0.0], [1.0], [2.5], [-5.0]])
+    steps = list(imagine(Oracle(), lambda obs: torch.ones(len(obs), 1), starts, 4, lambda o, a, n: n[:, 0] >= 3))
+    for rows in steps:
+        assert np.array_equal(rows["next_obs"], rows["obs"] + 1) and np.array_equal(rows["rewards"], rows["obs"][:, 0])
+        assert np.array_equal(rows["dones"], (rows["next_obs"][:, 0] >= 3).astype(np.float32))
+        assert (rows["obs"] < 3).all()  # none starts where an episode is over
+    assert [len(rows["obs"]) for rows in steps] == [4, 3, 2, 1]
+
+
+def test_what_is_not_finite_goes_no_further():
+    starts = torch.tensor([[0.0], [torch.inf], [1.0]])
+    (rows,) = imagine(Oracle(), lambda obs: torch.ones(len(obs), 1), starts, 1, None)
+    assert rows["obs"][:, 0].tolist() == [0.0, 1.0]
+
+
+def test_each_row_asks_one_elite_and_elites_share_the_rows():
+    ensemble = model(members=4, elites=2)
+    ensemble.elites.copy_(torch.tensor([3, 1]))
+    for layer in ensemble.layers():
+        layer.weight.data.zero_()
+        layer.bias.data.zero_()
+    last = ensemble.layers()[-1]
+    last.bias.data[:, 0, :3] = torch.arange(4.0)[:, None] * 10
+    last.bias.data[:, 0, 3:] = -30.0
+    next_obs, rewards = ensemble.sample_member(torch.zeros(101, 2), torch.zeros(101, 1))
+    asked = rewards.round().tolist()
+    assert sorted(set(asked)) == [10.0, 30.0] and abs(asked.count(10.0) - 50.5) <= 1
+    assert torch.allclose(next_obs[:, 0], rewards, atol=0.2)
+
+
+def test_models_are_less_sure_outside_the_data():
+    gaps = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        dynamics = EnsembleDynamics(model=MLPMOPOEnsembleModel(obs_dim=2, action_dim=1, hidden_sizes=(32, 32), num_ensembles=5), learning_rate=3e-3)  # fmt: skip
+        list(ModelFit(dynamics, Rng(seed, "fit"), batch_size=64, most_updates=400).run(linear_data(600, seed=seed)))
+        near, far = torch.rand(200, 2) * 2 - 1, torch.rand(200, 2) + 3
+        actions = torch.rand(200, 1) * 2 - 1
+        apart = [
+            disagreement(dynamics.model.predict_distribution(obs, actions)[0]).mean().item() for obs in (near, far)
+        ]
+        gaps.append(apart[1] / apart[0])
+    assert min(gaps) > 1.5
