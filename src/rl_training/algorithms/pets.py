@@ -1,0 +1,159 @@
+"""PETS (Chua et al., 2018): an ensemble of probabilistic dynamics models, and actions by planning through it.
+
+A plan's value is the mean over particles of the reward that they collect; a particle keeps one member for the whole plan (TS∞) or
+changes members at every step (TS1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Acting, Tensors, stream
+from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
+from rl_training.algorithms.planning import CEM, Planner
+from rl_training.models.host import device_of
+
+ROWS = 400  # of each member at a time: what then passes through a layer stays in the cache
+Rewards = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def pets_loss(batch: Tensors) -> Tensors:
+    """``gaussian_ensemble_loss`` under PETS's name."""
+    terms = gaussian_ensemble_loss(batch)
+    return {"pets_model_loss": terms.pop("model_loss"), **terms}
+
+
+class PETS(EnsembleDynamics):
+    """``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and ``num_ensembles``.
+
+    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1], for
+    environments where these are known; otherwise plans never end early, and rewards are the model's.
+    """
+
+    def __init__(
+        self,
+        *,
+        dynamics_model: Any,
+        learning_rate: float,
+        planner: Planner | None = None,
+        horizon: int = 20,
+        num_particles: int = 20,
+        propagation: Literal["ts1", "tsinf"] = "tsinf",
+        terminated: Terminations | None = None,
+        rewards: Rewards | None = None,
+    ) -> None:
+        super().__init__(model=dynamics_model, learning_rate=learning_rate, name="pets")
+        self._planner: Planner = planner if planner is not None else CEM()
+        self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
+        self._terminated, self._rewards = terminated, rewards
+        self._device = device_of(dynamics_model)
+
+    def initial_carry(self, n: int) -> np.ndarray:
+        """Where each environment's next search starts, (N, H, A): the middle of the box."""
+        return np.zeros((n, self._horizon, self.model.action_dim), np.float32)
+
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
+        """One plan for each observation; the rest of it is where the next search starts."""
+        carry = self.initial_carry(len(obs)) if carry is None else carry
+        high = torch.ones(self._horizon, self.model.action_dim, device=self._device)
+        actions, starts = [], []
+        for row, start in zip(obs, carry):
+            seed = 0 if deterministic else int(stream(rng).integers(2**62))
+            mean = torch.as_tensor(start, device=self._device)
+            plan = self._plan(row, -high, high, self._planner, self._particles, seed, mean).cpu().numpy()
+            actions.append(plan[0])
+            starts.append(np.concatenate([plan[1:], np.zeros_like(plan[:1])]))
+        return Acting(np.stack(actions), carry=np.stack(starts))
+
+    def plan_action(
+        self,
+        obs: Any,
+        *,
+        action_low: Any,
+        action_high: Any,
+        horizon: int,
+        num_candidates: int,
+        num_iterations: int,
+        num_topk: int,
+        num_particles: int = 8,
+        deterministic: bool = True,
+    ) -> np.ndarray:
+        """The first action (A,) of a plan by the cross-entropy method, from nothing but the model; deterministic: the same every time."""
+        low, high = (
+            torch.as_tensor(np.asarray(bound), dtype=torch.float32, device=self._device)
+            .expand(self.model.action_dim)
+            .expand(horizon, -1)
+            for bound in (action_low, action_high)
+        )
+        planner = CEM(candidates=num_candidates, elites=num_topk, iterations=num_iterations)
+        seed = 0 if deterministic else int(torch.randint(2**62, ()))
+        return self._plan(np.asarray(obs), low, high, planner, num_particles, seed, None)[0].cpu().numpy()
+
+    @torch.no_grad()
+    def _plan(
+        self,
+        obs: np.ndarray,
+        low: torch.Tensor,
+        high: torch.Tensor,
+        planner: Planner,
+        particles: int,
+        seed: int,
+        mean: torch.Tensor | None,
+    ) -> torch.Tensor:
+        start = torch.as_tensor(obs, dtype=torch.float32, device=self._device)
+        devices = range(torch.cuda.device_count())
+        with torch.random.fork_rng(devices=devices):  # planning has random numbers of its own
+            torch.manual_seed(seed)
+            return planner(lambda plans: self.values_of(start, plans, particles), low, high, mean)
+
+    def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
+        """The mean return (N,) of plans (N, H, A) from one observation (D,), over particles spread evenly over the members."""
+        each = -(-particles // self.model.num_ensembles)
+        block = max(1, ROWS // each)
+        return torch.cat([self._values(obs, part, each) for part in plans.split(block)])
+
+    def _values(self, obs: torch.Tensor, plans: torch.Tensor, each: int) -> torch.Tensor:
+        members, (count, horizon, dim) = self.model.num_ensembles, plans.shape
+        rows = count * each
+        state = obs.expand(members, rows, len(obs))
+        actions = plans.repeat_interleave(each, 0).transpose(0, 1)  # (H, rows, A)
+        total = torch.zeros(members, rows, device=obs.device)
+        alive = torch.ones(members, rows, device=obs.device)
+        for step in actions:
+            if self._propagation == "ts1":
+                state, total, alive = self._shuffled(state, total, alive, each)
+            taken = step.expand(members, rows, dim)
+            means, logvars = self.model.predict_distribution(state, taken)
+            drawn = means + (0.5 * logvars).exp() * torch.randn_like(means)
+            next_state = state + drawn[..., :-1]
+            rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
+            total = total + alive * rewards
+            if self._terminated is not None:
+                alive = alive * (1 - self._known(self._terminated, state, taken, next_state))
+            state = next_state
+        return total.view(members, count, each).mean((0, 2))
+
+    def _shuffled(
+        self, state: torch.Tensor, total: torch.Tensor, alive: torch.Tensor, each: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Particles change members, within each plan, so that every member keeps as many of its particles."""
+        members, rows = total.shape
+        count = rows // each
+        order = torch.rand(count, members * each, device=state.device).argsort(1)
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            by_plan = x.reshape(members, count, each, -1).transpose(0, 1).reshape(count, members * each, -1)
+            mixed = by_plan.gather(1, order[..., None].expand_as(by_plan))
+            return mixed.view(count, members, each, -1).transpose(0, 1).reshape(members, rows, -1)
+
+        return moved(state), moved(total).squeeze(-1), moved(alive).squeeze(-1)
+
+    def _known(self, function: Callable, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor) -> torch.Tensor:
+        """A known function of rows, for all members' particles."""
+        arrays = (x.reshape(-1, x.shape[-1]).cpu().numpy() for x in (state, actions, next_state))
+        values = np.asarray(function(*arrays), np.float32)
+        return torch.as_tensor(values, device=state.device).view(state.shape[:2])
