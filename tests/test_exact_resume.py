@@ -27,6 +27,7 @@ CASES += [(algo, env) for algo in ("qr_dqn", "iqn", "fqf") for env in ("CartPole
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
 CASES += [(algo, "Pendulum-v1") for algo in ("bc", "td3_bc", "iql", "cql", "rlpd")]
 CASES += [("bc", "ALE/Breakout-v5"), ("cql", "CartPole-v1"), ("rlpd", "Hopper-v5")]
+CASES += [(algo, env) for algo in ("pets", "mbpo") for env in CONTINUOUS] + [("mopo", "Pendulum-v1")]
 ATARI = {
     "max_episode_steps": 60,
     "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}},
@@ -57,8 +58,14 @@ def settings(algo: str, env_id: str) -> dict:
     return changes
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize(("algo", "env_id"), CASES)
+ALONE = ("pets",)  # plans for one environment
+OFFLINE = ("bc", "td3_bc", "iql", "cql", "mopo")  # step none
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "num_envs"),
+    [(*case, n) for case in CASES for n in (1, 3) if n == 1 or case[0] not in (*ALONE, *OFFLINE)],
+)
 def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
     total = 192 * num_envs
     config = tiny(algo, total_timesteps=total, num_envs=num_envs, **settings(algo, env_id))
@@ -311,4 +318,28 @@ def test_a_run_stopped_while_it_pretrains_goes_on_there(tiny):
     assert first.metrics["global_step"] == 0 and first.metrics["pretrain_updates_done"] == 7
     last = resume_training(first.run_dir)
     assert last.metrics["pretrain_updates_done"] == 20
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
+
+
+@pytest.mark.parametrize("algo", ["pets", "mbpo", "mopo"])
+def test_a_run_stopped_in_the_middle_of_a_fit_goes_on_there(tiny, algo, monkeypatch):
+    from rl_training.runtime.run import Run
+
+    spec = get_algorithm_spec(algo)
+    config = tiny(algo, total_timesteps=90)
+    straight = spec.train(config, run_suffix="straight")
+    said, inside = Run.say_stage, []
+
+    def stop(self, text, going_on):
+        said(self, text, going_on)
+        if going_on and len(inside) < 2:
+            inside.append(text)
+            if len(inside) == 2:
+                self._state.request_stop("a test")
+
+    monkeypatch.setattr(Run, "say_stage", stop)
+    first = spec.train(config, run_suffix="stopped")
+    assert load_checkpoint(first.checkpoint_path).buffer_state["fit"]["active"]
+    monkeypatch.setattr(Run, "say_stage", said)
+    last = resume_training(first.run_dir)
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))

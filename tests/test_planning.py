@@ -17,7 +17,9 @@ def towards(goal, seen=None):
     return objective
 
 
-@pytest.mark.parametrize("planner", [CEM(2_000, 200, 40, smallest_variance=0.0), ICEM(iterations=20)], ids=["cem", "icem"])
+@pytest.mark.parametrize(
+    "planner", [CEM(2_000, 200, 40, smallest_variance=0.0), ICEM(iterations=20)], ids=["cem", "icem"]
+)
 def test_the_best_plan_is_found_inside_the_box_and_on_its_face(planner):
     torch.manual_seed(0)
     inside = torch.tensor([[0.3, -0.5], [1.5, 0.0], [-0.9, 1.9]])

@@ -15,6 +15,10 @@ from rl_training import TrainConfig
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
 VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}
 OFFLINE = {"dataset_size": 300, "batch_size": 16, "hidden_sizes": [16, 16]}
+MODEL = {
+    **{"hidden_sizes": [16, 16], "model_hidden_sizes": [16, 16], "num_ensembles": 3, "num_elites": 2},
+    **{"model_batch_size": 16, "model_updates": 40, "rollout_batch_size": 50},
+}
 SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]}),
     "dqn": ("CartPole-v1", VALUE_BASED),
@@ -26,6 +30,25 @@ SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "td3_bc": ("Pendulum-v1", OFFLINE),
     "iql": ("Pendulum-v1", OFFLINE),
     "cql": ("Pendulum-v1", {**OFFLINE, "num_cql_samples": 3}),
+    "pets": (
+        "Pendulum-v1",
+        {
+            **{"buffer_capacity": 500, "batch_size": 16, "learning_starts": 30, "initial_random_steps": 30},
+            **{"train_frequency": 30, "model_hidden_sizes": [16, 16], "num_ensembles": 3, "planning_horizon": 3},
+            **{"planning_candidates": 8, "planning_topk": 3, "planning_iterations": 2, "planning_particles": 3},
+        },
+    ),
+    "mbpo": (
+        "Pendulum-v1",
+        {
+            **OFF_POLICY,
+            **MODEL,
+            "initial_random_steps": 20,
+            "gradient_updates_per_step": 2,
+            "model_train_frequency": 40,
+        },
+    ),
+    "mopo": ("Pendulum-v1", {**OFFLINE, **MODEL, "rollout_refresh_interval": 30, "rollout_horizon": 2}),
     "rlpd": (
         "Pendulum-v1",
         {

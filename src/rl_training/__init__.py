@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import FQF as FQF
     from rl_training.api.algorithms import IQL as IQL
     from rl_training.api.algorithms import IQN as IQN
+    from rl_training.api.algorithms import MBPO as MBPO
+    from rl_training.api.algorithms import MOPO as MOPO
+    from rl_training.api.algorithms import PETS as PETS
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.api.algorithms import QRDQN as QRDQN
     from rl_training.api.algorithms import RLPD as RLPD

@@ -93,7 +93,6 @@ class PETS(EnsembleDynamics):
         seed = 0 if deterministic else int(torch.randint(2**62, ()))
         return self._plan(np.asarray(obs), low, high, planner, num_particles, seed, None)[0].cpu().numpy()
 
-    @torch.no_grad()
     def _plan(
         self,
         obs: np.ndarray,
@@ -110,6 +109,7 @@ class PETS(EnsembleDynamics):
             torch.manual_seed(seed)
             return planner(lambda plans: self.values_of(start, plans, particles), low, high, mean)
 
+    @torch.no_grad()
     def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
         """The mean return (N,) of plans (N, H, A) from one observation (D,), over particles spread evenly over the members."""
         each = -(-particles // self.model.num_ensembles)
@@ -117,7 +117,7 @@ class PETS(EnsembleDynamics):
         return torch.cat([self._values(obs, part, each) for part in plans.split(block)])
 
     def _values(self, obs: torch.Tensor, plans: torch.Tensor, each: int) -> torch.Tensor:
-        members, (count, horizon, dim) = self.model.num_ensembles, plans.shape
+        members, (count, _, dim) = self.model.num_ensembles, plans.shape
         rows = count * each
         state = obs.expand(members, rows, len(obs))
         actions = plans.repeat_interleave(each, 0).transpose(0, 1)  # (H, rows, A)
@@ -152,7 +152,9 @@ class PETS(EnsembleDynamics):
 
         return moved(state), moved(total).squeeze(-1), moved(alive).squeeze(-1)
 
-    def _known(self, function: Callable, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor) -> torch.Tensor:
+    def _known(
+        self, function: Callable, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
+    ) -> torch.Tensor:
         """A known function of rows, for all members' particles."""
         arrays = (x.reshape(-1, x.shape[-1]).cpu().numpy() for x in (state, actions, next_state))
         values = np.asarray(function(*arrays), np.float32)

@@ -58,6 +58,7 @@ class ReplayBuffer:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity, self.rng = capacity, rng if rng is not None else Rng(0, "replay")
         self.written, self.size = 0, 0  # rows ever stored, and how many of the newest can be drawn
+        self.newest: int | None = None  # only so many of those are drawn, if it says so
         self._reuse, self._reused = reuse, None  # type: bool, Any
         self._device = torch.device(device)
         obs, action = (tuple(obs_shape), _numpy_dtype(obs_dtype)), (tuple(action_shape), _numpy_dtype(action_dtype))
@@ -161,6 +162,9 @@ class ReplayBuffer:
     def sample(self, n: int) -> Batch:
         if self.size == 0:
             raise ValueError("cannot sample from an empty replay buffer")
+        if self.newest is not None and self.newest < self.size:
+            index = self.rng.generator.integers(self.newest, size=n)
+            return self.rows((index + self.written - self.newest) % self.capacity)
         index = self.rng.generator.integers(self.size, size=n)
         if self._frames is not None:  # elsewhere, the rows that can be drawn are the first ones, or all
             index = (index + self._first) % self.capacity
@@ -209,6 +213,7 @@ class ReplayBuffer:
             "loose": {name: torch.from_numpy(array[:filled]) for name, array in self._loose.items()},
             "written": self.written,
             "size": self.size,
+            "newest": self.newest,
             "rng": self.rng.state_dict(),
         }
         if self._frames is not None:
@@ -223,7 +228,7 @@ class ReplayBuffer:
                 f"replay buffer of {self.capacity} rows of width {self._packed.shape[1]} cannot take "
                 f"{filled} rows of width {state['packed'].shape[1]}: capacity and spaces must be those of the saved run"
             )
-        self.size, self.written = state["size"], state["written"]
+        self.size, self.written, self.newest = state["size"], state["written"], state["newest"]
         self._packed[:filled] = state["packed"].numpy()
         for name, array in self._loose.items():
             array[:filled] = state["loose"][name].numpy()

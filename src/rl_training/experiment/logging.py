@@ -167,7 +167,8 @@ class Progress:
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (step - self._start) / elapsed
         left = (self._total - step) / rate if rate > 0 else math.inf
-        parts = [f"{step:,}/{self._total:,}", f"{short(rate)} steps/s", f"{clock(left)} left", *self._notes.values()]
+        notes = [note for note in self._notes.values() if note]
+        parts = [f"{step:,}/{self._total:,}", f"{short(rate)} steps/s", f"{clock(left)} left", *notes]
         return " · ".join(parts)
 
     def close(self) -> None:

@@ -28,9 +28,16 @@ ALGORITHMS = {
         Entry("qr_dqn", "QRDQN", "dqn_trainer", 2017, "arXiv:1710.10044", "quantiles of the return at fixed fractions"),
         Entry("iqn", "IQN", "dqn_trainer", 2018, "arXiv:1806.06923", "quantiles of the return at random fractions"),
         Entry("sac", "SAC", "sac_trainer", 2018, "arXiv:1812.05905", "maximum-entropy actor-critic with replay"),
+        Entry(
+            "pets", "PETS", "pets_trainer", 2018, "arXiv:1805.12114", "planning through an ensemble of learned models"
+        ),
+        Entry("mbpo", "MBPO", "mbpo_trainer", 2019, "arXiv:1906.08253", "SAC on short rollouts of a learned model"),
         Entry("fqf", "FQF", "dqn_trainer", 2019, "arXiv:1911.02140", "quantiles of the return at learned fractions"),
         Entry(
             "cql", "CQL", "cql_trainer", 2020, "arXiv:2006.04779", "offline: values of unseen actions are pushed down"
+        ),
+        Entry(
+            "mopo", "MOPO", "mopo_trainer", 2020, "arXiv:2005.13239", "offline: SAC on penalised rollouts of a model"
         ),
         Entry("td3_bc", "TD3BC", "td3_bc_trainer", 2021, "arXiv:2106.06860", "offline: TD3 that stays near the data"),
         Entry("iql", "IQL", "iql_trainer", 2021, "arXiv:2110.06169", "offline: no value of an action outside the data"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.normalizer import RewardScaler
@@ -66,22 +67,53 @@ class OnlineLoop(Loop):
         self.collector.close()
 
 
-class OffPolicyOptions(AlgorithmOptions):
+class ReplayOptions(AlgorithmOptions):
+    """When to act, store and learn."""
+
     buffer_capacity: int = opt(1_000_000, "transitions kept; never more than the run has steps", ge=1)
     batch_size: int = opt(256, "transitions per update", ge=1)
     learning_starts: int = opt(1_000, "environment steps before the first update", ge=0)
     train_frequency: int = opt(1, "environment steps between updates, whatever the number of environments", ge=1)
-    gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     initial_random_steps: int = opt(0, "environment steps with uniformly random actions", ge=0)
+
+
+class OffPolicyOptions(ReplayOptions):
+    gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
+
+
+class Carry:
+    """What an agent carries from step to step of each environment, such as where its next plan starts."""
+
+    def __init__(self, agent: Learner, n: int) -> None:
+        self._agent = agent
+        self.value = agent.initial_carry(n)
+
+    def renew(self, ended: np.ndarray) -> None:
+        """Begin anew where an episode has ended."""
+        if self.value is not None and ended.any():
+            self.value = np.where(
+                ended.reshape(-1, *[1] * (self.value.ndim - 1)) > 0, self._agent.initial_carry(len(ended)), self.value
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.value is None else {"value": torch.from_numpy(np.ascontiguousarray(self.value))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "value" in state:
+            self.value = state["value"].numpy().copy()
 
 
 class OffPolicyLoop(OnlineLoop):
     """Act, store, learn."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: OffPolicyOptions) -> None:
+    STATE = ("stepped",)
+
+    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
         super().__init__(run, agent, cfg)
         self.replay = self.make_replay()
+        self.carry = Carry(agent, run.config.num_envs)
+        self.stepped = False  # whether a step has been taken that nothing has been learned after yet
         self._source: Source = self.replay
         self._starts = max(cfg.learning_starts, cfg.batch_size)
         self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
@@ -100,26 +132,41 @@ class OffPolicyLoop(OnlineLoop):
         return steps // self._cfg.train_frequency * self._cfg.gradient_updates_per_step
 
     def __iter__(self) -> Iterator[None]:
-        run, cfg, envs, agent, replay = self._run, self._cfg, self.collector, self.agent, self.replay
-        rng, n = self.exploration.generator, run.config.num_envs
+        run, cfg, n = self._run, self._cfg, self._run.config.num_envs
         while True:
-            run.apply_schedules(agent)
-            if self._observe is not None:
-                self._observe(envs.obs)
-            if run.step < cfg.initial_random_steps:
-                actions = run.spaces.random_actions(rng, n)
-            else:
-                actions = agent.act(envs.obs, step=run.step, rng=rng).actions
-            step = envs.step(actions)
-            replay.add(
-                obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
-                dones=step.terminated, truncations=step.truncated,
-            )  # fmt: skip
-            run.step += n
-            run.collected(envs, n)
+            if not self.stepped:
+                self.step()
             if run.step >= self._starts:
+                yield from self.prepare()
                 self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
+            self.stepped = False
             yield
+
+    def step(self) -> None:
+        """One step of every environment, stored."""
+        run, envs, agent, carry = self._run, self.collector, self.agent, self.carry
+        rng, n = self.exploration.generator, run.config.num_envs
+        run.apply_schedules(agent)
+        if self._observe is not None:
+            self._observe(envs.obs)
+        if run.step < self._cfg.initial_random_steps:
+            actions = run.spaces.random_actions(rng, n)
+        else:
+            actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
+        step = envs.step(actions)
+        self.replay.add(
+            obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
+            dones=step.terminated, truncations=step.truncated,
+        )  # fmt: skip
+        if carry.value is not None:
+            carry.renew(np.maximum(step.terminated, step.truncated))
+        run.step += n
+        run.collected(envs, n)
+        self.stepped = True
+
+    def prepare(self) -> Iterator[None]:
+        """Hook: work before the updates of a step, with points at which the run may be stopped in the middle of it."""
+        return iter(())
 
     def learn(self, rounds: int) -> None:
         """Updates that have come due; ``rounds`` is how often ``train_frequency`` was crossed."""

@@ -18,7 +18,7 @@ from rl_training.data.offline_dataset import (
     mix_transition_datasets,
     transform_rewards,
 )
-from rl_training.data.replay_buffer import Batch, ReplayBuffer
+from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import Options, Sizes, TrainConfig, opt
@@ -218,6 +218,9 @@ class PriorData(Stateful):
     def sample(self, n: int) -> Batch:
         return self._buffer.sample(n)
 
+    def columns(self) -> dict[str, np.ndarray]:
+        return self._buffer.columns()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["fingerprint"] != self.fingerprint:
             raise ValueError("the dataset has changed since the run began; it can only go on with the same data")
@@ -297,6 +300,7 @@ class OfflineLoop(Loop):
         super().__init__(run, agent, cfg)
         data = self.select(build_dataset(cfg, run.factory, run.spaces))
         self.data = PriorData(data, run)
+        self._source: Source = self.data
         run.refer(data.meta)
         normalizer = getattr(agent, "normalizer", None)
         if normalizer is not None:
@@ -313,11 +317,15 @@ class OfflineLoop(Loop):
         run, rows = self._run, self._cfg.batch_size
         while True:
             run.apply_schedules(self.agent)
-            run.update(self.agent, self.data.sample(rows))
+            self.prepare()
+            run.update(self.agent, self._source.sample(rows))
             run.step += 1
             if crossings((run.step - 1) * rows, run.step * rows, len(self.data)):
                 run.end_epoch()
             yield
+
+    def prepare(self) -> None:
+        """Hook: before each update."""
 
     def metrics(self) -> dict[str, float]:
         return {"dataset_size": float(len(self.data))}

@@ -65,8 +65,7 @@ class RLPDLoop(OffPolicyLoop):
         while run.counters.get("pretrain_updates", 0) < total:
             run.apply_schedules(self.agent)
             run.update(self.agent, self.prior.sample(self._rows))
-            done = run.counters["pretrain_updates"] = run.counters.get("pretrain_updates", 0) + 1
-            run.stage("pretraining", done, total)
+            run.stage("pretraining", run.count("pretrain_updates"), total)
             yield
         yield from super().__iter__()
 

@@ -127,7 +127,10 @@ class Run(Stateful):
 
     def update(self, agent: Learner, batch: Tensors) -> UpdateResult:
         """One update of the learner, counted and announced."""
-        result = agent.update(batch, global_step=self.step)
+        return self.updated(agent.update(batch, global_step=self.step))
+
+    def updated(self, result: UpdateResult) -> UpdateResult:
+        """Count and announce an update that has been made."""
         self.update_count += 1
         self.gradient_steps += result.num_gradient_steps
         self._result = result
@@ -155,6 +158,16 @@ class Run(Stateful):
     def stage(self, name: str, done: int, total: int) -> None:
         """Show how far a phase has come in which no step is taken."""
         self._progress.stage(name, done, total, self.step)
+
+    def say_stage(self, text: str, going_on: bool) -> None:
+        """Show what a phase without steps is doing, if nobody knows how long it takes."""
+        self._progress.note(stage=text if going_on else "")
+        self._progress.tick(self.step)
+
+    def count(self, name: str) -> int:
+        """One more of the named; how many there are now."""
+        self.counters[name] = self.counters.get(name, 0) + 1
+        return self.counters[name]
 
     def collected(self, collector: Collector, steps: int) -> None:
         """Tell callbacks about new experience; free if nobody listens."""

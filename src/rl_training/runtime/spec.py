@@ -37,6 +37,7 @@ class Blueprint:
 
     spaces: Spaces
     device: torch.device
+    env_id: str = ""
     network: Network | None = None  # replaces the algorithm's own network class; called with the same arguments
 
     def make(self, default: Network, **arguments: Any) -> torch.nn.Module:
@@ -98,7 +99,7 @@ class AlgorithmSpec:
         finally:
             env.close()
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
-        return Blueprint(spaces, resolve_device(device), network)
+        return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def train(
         self,

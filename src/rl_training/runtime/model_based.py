@@ -1,0 +1,161 @@
+"""What the trainers that learn a model share: its options, how it is fitted within a run, rollouts into a buffer of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, Terminations, imagine
+from rl_training.algorithms.mopo import MOPO
+from rl_training.data.replay_buffer import Mixed, ReplayBuffer, Source
+from rl_training.envs.spaces import Spaces
+from rl_training.envs.terminations import never, reward_of, termination_of
+from rl_training.experiment.config import Options, Sizes, opt
+from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
+from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.run import Run
+from rl_training.runtime.sac_trainer import Temperature
+from rl_training.runtime.spec import Blueprint
+
+
+class ModelOptions(Options):
+    """The ensemble."""
+
+    model_hidden_sizes: Sizes = opt((200, 200, 200, 200), "widths of the model's hidden layers")
+    num_ensembles: int = opt(7, "members of the ensemble", ge=1)
+    model_learning_rate: float = opt(1e-3, "step size of Adam, for the model", gt=0)
+
+    def model(self, plan: Blueprint, elites: int | None = None) -> Any:
+        sizes = {"obs_dim": plan.spaces.obs_dim, "action_dim": plan.spaces.action_dim}
+        return MLPMOPOEnsembleModel(
+            **sizes, hidden_sizes=self.model_hidden_sizes, num_ensembles=self.num_ensembles, num_elites=elites
+        ).to(plan.device)
+
+
+class RolloutOptions(ModelOptions):
+    """Fits that are judged on held-out data, and imagined transitions."""
+
+    num_elites: int = opt(5, "members, the best on held-out data, that rollouts ask", ge=1)
+    model_batch_size: int = opt(256, "transitions per gradient step of each member", ge=1)
+    model_updates: int | None = opt(
+        None, "the most gradient steps one fit may take; null: until it no longer helps", ge=1
+    )
+    model_patience: int = opt(5, "epochs without a better member after which a fit ends", ge=0)
+    model_holdout_ratio: float = opt(0.2, "share of the data that judges a fit, up to 5,000 transitions", gt=0, lt=1)
+    rollout_batch_size: int = opt(10_000, "rollouts begun each time", ge=1)
+    rollout_horizon: int = opt(1, "steps of a rollout", ge=1)
+    rollouts_retained: int = opt(4, "how many times' rollouts are kept", ge=1)
+    synthetic_buffer_capacity: int | None = opt(None, "imagined transitions kept; null: those retained", ge=1)
+    synthetic_batch_ratio: float = opt(0.95, "share of imagined transitions in every batch", ge=0, le=1)
+    policy_learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
+    hidden_sizes: Sizes = opt((256, 256), "widths of the policy's hidden layers")
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
+    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
+    tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
+
+    def learner(self, plan: Blueprint) -> dict[str, Any]:
+        """The arguments of MOPO and MBPO alike."""
+        elites = min(self.num_elites, self.num_ensembles)
+        dim = plan.spaces.action_dim
+        return {
+            "policy_model": plan.make(MLPSACModel, **plan.shape, action_dim=dim, hidden_sizes=self.hidden_sizes),
+            "dynamics_model": self.model(plan, elites),
+            "policy_learning_rate": self.policy_learning_rate,
+            "model_learning_rate": self.model_learning_rate,
+            "gamma": self.gamma,
+            "alpha": self.alpha,
+            "tau": self.tau,
+            "target_entropy": self.target_entropy,
+        }
+
+
+def fit_of(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> ModelFit:
+    return ModelFit(
+        dynamics,
+        run.rng("model fit"),
+        batch_size=cfg.model_batch_size,
+        patience=cfg.model_patience,
+        holdout_ratio=cfg.model_holdout_ratio,
+        most_updates=cfg.model_updates,
+    )
+
+
+def fitted(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[None]:
+    """A whole fit, or the rest of one, an epoch at a time. The last epoch is no point to stop at: what follows a fit follows it."""
+    for metrics in fit.run(data):
+        run.note(**metrics)
+        error = metrics.get("holdout_error")
+        text = f"model epoch {fit.epoch}" + ("" if error is None else f", holdout error {error:.3g}")
+        run.say_stage(text, fit.active)
+        if fit.active:
+            yield
+    if fit.cut_short:
+        run.note(model_fits_cut_short=float(run.count("model_fits_cut_short")))
+
+
+def in_units(function: Callable | None, spaces: Spaces) -> Terminations | None:
+    """A function of actions in the environment's units as one of actions in [-1, 1]."""
+    if function is None or function is never:
+        return None
+    return lambda obs, actions, next_obs: function(obs, np.asarray(spaces.to_env(actions)), next_obs)
+
+
+def known_functions(env_id: str, spaces: Spaces) -> tuple[Terminations | None, Any]:
+    """The environment's own terminations and rewards, where they are known."""
+    return in_units(termination_of(env_id), spaces), in_units(reward_of(env_id), spaces)
+
+
+class Imagination:
+    """Rollouts of the learned model from real observations, kept in a buffer of their own."""
+
+    def __init__(
+        self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int, terminated: Terminations | None
+    ) -> None:
+        spaces = run.spaces
+        self._run, self._agent, self._cfg, self._terminated = run, agent, cfg, terminated
+        self._each = cfg.rollout_batch_size * cfg.rollouts_retained
+        self.buffer = ReplayBuffer(
+            cfg.synthetic_buffer_capacity or self._each * longest, spaces.obs_shape, spaces.action_shape, run.device,
+            spaces.obs_dtype, spaces.action_dtype, rng=run.rng("synthetic"), reuse=True,
+        )  # fmt: skip
+
+    def refresh(self, source: Source, horizon: int) -> None:
+        """New rollouts from observations of ``source``; older ones than are retained are no longer drawn."""
+        starts = source.sample(self._cfg.rollout_batch_size)["obs"].clone()
+        count = 0
+        for rows in imagine(self._agent.dream, self._agent.dream_actions, starts, horizon, self._terminated):
+            self.buffer.add(**rows)
+            count += len(rows["rewards"])
+        self.buffer.newest = self._each * horizon
+        self._run.note(rollout_rows=float(count), rollout_horizon=float(horizon))
+
+    def mixed(self, real: Source) -> Mixed:
+        return Mixed((real, 1 - self._cfg.synthetic_batch_ratio), (self.buffer, self._cfg.synthetic_batch_ratio))
+
+    def metrics(self, fit: ModelFit, mixed: Mixed) -> dict[str, float]:
+        real, synthetic = mixed.counts(self._cfg.batch_size)  # type: ignore[attr-defined]
+        return {
+            "synthetic_buffer_size": float(len(self.buffer)),
+            "model_updates_done": float(fit.total_updates),
+            "real_batch_size": float(real),
+            "synthetic_batch_size": float(synthetic),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+
+def say_where_rollouts_end(env_id: str, terminated: Terminations | None) -> None:
+    if terminated is None and termination_of(env_id) is None:
+        warnings.warn(
+            f"where episodes of {env_id} terminate is not known: rollouts of the model never do; see "
+            "rl_training.envs.terminations.register_termination",
+            stacklevel=2,
+        )

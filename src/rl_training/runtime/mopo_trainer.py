@@ -1,0 +1,65 @@
+"""MOPO: fit the model on the dataset, then learn offline from it and from what is imagined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.mopo import MOPO, Penalty
+from rl_training.experiment.config import opt
+from rl_training.runtime.model_based import (
+    Imagination,
+    RolloutOptions,
+    fit_of,
+    fitted,
+    known_functions,
+    say_where_rollouts_end,
+)
+from rl_training.runtime.offline import (
+    OfflineLoop,
+    OfflineOptions,
+    _build_offline_dataset,  # noqa: F401
+    _infer_env_spaces,  # noqa: F401
+)
+from rl_training.runtime.run import Run
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class MOPOOptions(RolloutOptions, OfflineOptions):
+    TITLE = "mopo"
+    rollout_horizon: int = opt(5, "steps of a rollout", ge=1)
+    rollouts_retained: int = opt(5, "how many times' rollouts are kept", ge=1)
+    rollout_refresh_interval: int = opt(1_000, "policy updates between rollouts", ge=1)
+    penalty_coef: float = opt(1.0, "how much an imagined reward is lowered by the model's uncertainty", ge=0)
+    penalty: Penalty = opt("max_std", "what uncertainty is: max_std (the paper's), max_deviation or ensemble_std")
+
+
+class MOPOLoop(OfflineLoop):
+    def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
+        super().__init__(run, agent, cfg)
+        self.fit = fit_of(run, self.agent.dynamics, cfg)
+        terminated, _ = known_functions(run.config.env_id, run.spaces)
+        say_where_rollouts_end(run.config.env_id, terminated)
+        self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon, terminated=terminated)
+        self._mixed = self.imagination.mixed(self.data)
+        self._source = self._mixed
+
+    def __iter__(self) -> Iterator[None]:
+        if self.fit.fits == 0:
+            yield from fitted(self._run, self.fit, self.data.columns())
+        yield from super().__iter__()
+
+    def prepare(self) -> None:
+        if self._run.step % self._cfg.rollout_refresh_interval == 0:
+            self.imagination.refresh(self.data, self._cfg.rollout_horizon)
+
+    def metrics(self) -> dict[str, float]:
+        return {**super().metrics(), **self.imagination.metrics(self.fit, self._mixed)}
+
+
+def build(cfg: MOPOOptions, plan: Blueprint) -> MOPO:
+    return MOPO(**cfg.learner(plan), penalty_coef=cfg.penalty_coef, penalty=cfg.penalty)
+
+
+SPECS = {"mopo": AlgorithmSpec(name="mopo", config=MOPOOptions, build=build, loop=MOPOLoop, actions=("box",))}
+train_mopo = SPECS["mopo"].train

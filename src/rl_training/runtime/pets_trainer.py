@@ -1,0 +1,107 @@
+"""PETS on the off-policy loop: the data trains the model, and actions come from planning through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from rl_training.algorithms.base import Learner, UpdateResult
+from rl_training.algorithms.dynamics import ModelFit
+from rl_training.algorithms.pets import PETS
+from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
+from rl_training.experiment.config import ConfigError, Sizes, opt
+from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.model_based import ModelOptions, known_functions
+from rl_training.runtime.run import Run, crossings
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class PETSOptions(ModelOptions, ReplayOptions):
+    TITLE = "pets"
+    gradient_updates_per_step: ClassVar[int] = 1
+    eval_interval: int | None = opt(
+        0,
+        "environment steps between evaluations, which plan for every step; null: twenty per run; 0: only at the end",
+        ge=0,
+    )
+    num_ensembles: int = opt(5, "members of the ensemble", ge=1)
+    model_hidden_sizes: Sizes = opt((200, 200, 200), "widths of the model's hidden layers")
+    batch_size: int = opt(32, "transitions per gradient step of each member", ge=1)
+    learning_starts: int = opt(200, "environment steps before the first fit", ge=0)
+    initial_random_steps: int = opt(200, "environment steps with uniformly random actions", ge=0)
+    train_frequency: int = opt(200, "environment steps between fits", ge=1)
+    model_updates_per_step: float = opt(1.0, "gradient steps of a fit for each environment step between fits", gt=0)
+    planner: Literal["cem", "icem", "random"] = opt("cem", "how plans are searched for")
+    planning_horizon: int = opt(20, "actions of a plan", ge=1)
+    planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
+    planning_topk: int = opt(20, "of which the best so many shape the next iteration", ge=1)
+    planning_iterations: int = opt(4, "iterations for each action", ge=1)
+    planning_particles: int = opt(10, "particles that judge a plan; rounded up to as many for every member", ge=1)
+    planning_alpha: float = opt(0.1, "how much of the search's mean and variance stays in an iteration", ge=0, le=1)
+    propagation: Literal["tsinf", "ts1"] = opt(
+        "tsinf", "particles keep their member for a plan, or change it every step"
+    )
+
+    def search(self) -> Planner:
+        if self.planner == "random":
+            return RandomShooting(self.planning_candidates * self.planning_iterations)
+        kind = {"cem": CEM, "icem": ICEM}[self.planner]
+        return kind(
+            candidates=self.planning_candidates,
+            elites=min(self.planning_topk, self.planning_candidates),
+            iterations=self.planning_iterations,
+            alpha=self.planning_alpha,
+        )
+
+
+class PETSLoop(OffPolicyLoop):
+    """Fits on all data, without a holdout, for a number of gradient steps in proportion to the steps between fits."""
+
+    def __init__(self, run: Run, agent: Learner, cfg: PETSOptions) -> None:
+        if run.config.num_envs > 1:
+            raise ConfigError([(("num_envs",), "pets plans for one environment at a time; set it to 1")])
+        super().__init__(run, agent, cfg)
+        updates = max(1, round(cfg.train_frequency * cfg.model_updates_per_step))
+        self.fit = ModelFit(
+            self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0, most_updates=updates
+        )
+        self._updates = updates
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        return max(0, total_timesteps - self._starts) // self._cfg.train_frequency * self._updates
+
+    def prepare(self) -> Iterator[None]:
+        run, fit = self._run, self.fit
+        if not fit.active and not crossings(run.step - 1, run.step, self._cfg.train_frequency):
+            return
+        if run.budget_spent:
+            return
+        before = fit.total_updates
+        for metrics in fit.run(self.replay.columns()):
+            run.say_stage(f"model epoch {fit.epoch}", fit.active)
+            run.updated(UpdateResult(metrics, fit.total_updates - before))
+            before = fit.total_updates
+            if fit.active:
+                yield
+        run.end_epoch()
+
+    def learn(self, rounds: int) -> None:
+        """All learning is in the fits."""
+
+
+def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
+    terminated, rewards = known_functions(plan.env_id, plan.spaces)
+    return PETS(
+        dynamics_model=cfg.model(plan),
+        learning_rate=cfg.model_learning_rate,
+        planner=cfg.search(),
+        horizon=cfg.planning_horizon,
+        num_particles=cfg.planning_particles,
+        propagation=cfg.propagation,
+        terminated=terminated,
+        rewards=rewards,
+    )
+
+
+SPECS = {"pets": AlgorithmSpec(name="pets", config=PETSOptions, build=build, loop=PETSLoop, actions=("box",))}
+train_pets = SPECS["pets"].train

@@ -1,0 +1,32 @@
+"""What PETS's trainer adds: fits in proportion to steps, plans that carry over, one environment."""
+
+import numpy as np
+import pytest
+
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
+
+
+def test_fits_are_in_proportion_to_the_steps_between_them(tiny):
+    metrics = get_algorithm_spec("pets").train(tiny("pets", total_timesteps=95, model_updates_per_step=0.5)).metrics
+    assert metrics["gradient_steps"] == 3 * 15 and metrics["epoch"] == 3  # at steps 30, 60 and 90
+    assert {"pets_model_loss", "reward_mae", "delta_obs_mae", "ensemble_disagreement"} <= set(metrics)
+
+
+def test_the_plan_in_hand_is_saved_and_begins_anew_with_an_episode(tiny):
+    result = get_algorithm_spec("pets").train(tiny("pets", total_timesteps=60))
+    assert load_checkpoint(result.checkpoint_path).buffer_state["carry"]["value"].abs().sum() > 0
+    ended = get_algorithm_spec("pets").train(tiny("pets", total_timesteps=60, env_kwargs={"max_episode_steps": 20}))
+    assert load_checkpoint(ended.checkpoint_path).buffer_state["carry"]["value"].abs().sum() == 0
+
+
+def test_several_environments_are_refused_with_a_reason(tiny):
+    with pytest.raises(ValueError, match="num_envs: pets plans for one environment at a time"):
+        get_algorithm_spec("pets").train(tiny("pets", num_envs=2))
+
+
+@pytest.mark.parametrize("planner", ["cem", "icem", "random"])
+@pytest.mark.parametrize("propagation", ["tsinf", "ts1"])
+def test_every_way_to_plan(tiny, planner, propagation):
+    config = tiny("pets", total_timesteps=36, planner=planner, propagation=propagation)
+    assert np.isfinite(get_algorithm_spec("pets").train(config).metrics["eval_return_mean"])
