@@ -1,5 +1,7 @@
 """What MBPO's trainer adds: fits and rollouts at their times, and a buffer of what was imagined."""
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from rl_training.experiment.registry import get_algorithm_spec
@@ -21,12 +23,16 @@ def test_rollouts_grow(tiny):
     assert metrics["rollout_horizon"] == 3 and metrics["rollout_rows"] == 150
 
 
-def test_an_unknown_environment_is_said_to_have_no_known_end(tiny):
-    import gymnasium as gym
-    import numpy as np
-
+@pytest.mark.parametrize("algo", ["mbpo", "pets"])
+def test_where_an_unknown_environment_ends_is_learned_and_said(tiny, capfd, algo):
     box = gym.spaces.Box(-1, 1, (1,), np.float32)
-    with pytest.warns(UserWarning, match="where episodes of Counter-v9 terminate is not known"):
-        get_algorithm_spec("mbpo").train(
-            tiny("mbpo", total_timesteps=40, env_id="Counter-v9"), env=lambda: Counter(actions=box)
+    for terminate, said in (
+        (False, "rollouts never end: the data shows no termination"),
+        (True, "a classifier, learned"),
+    ):
+        config = tiny(algo, total_timesteps=100, env_id="Counter-v9", progress="lines")
+        get_algorithm_spec(algo).train(config, env=lambda: Counter(limit=5, terminate=terminate, actions=box))  # noqa: B023
+        text = capfd.readouterr().err
+        assert (
+            f"where episodes of Counter-v9 terminate is not known; {said}" in text and text.count("is not known") == 1
         )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rl_training.algorithms.dynamics import (
+    EndClassifier,
     EnsembleDynamics,
     ModelFit,
     gaussian_ensemble_loss,
@@ -261,3 +262,19 @@ def test_models_are_less_sure_outside_the_data():
         ]
         gaps.append(apart[1] / apart[0])
     assert min(gaps) > 1.5
+
+
+# ---- where episodes end
+
+
+def test_a_classifier_learns_where_episodes_end():
+    rng = np.random.default_rng(0)
+    obs, actions = rng.uniform(-1, 1, (3_000, 2)).astype(np.float32), rng.uniform(-1, 1, (3_000, 1)).astype(np.float32)
+    next_obs = (obs + 0.1 * actions).astype(np.float32)
+    over = next_obs[:, 0] > 0.8
+    data = {"obs": obs, "actions": actions, "next_obs": next_obs, "dones": over.astype(np.float32)}
+    ends = EndClassifier(obs_dim=2, action_dim=1, device=torch.device("cpu"))
+    assert not ends(obs, actions, next_obs).any()  # before it has seen anything
+    assert not ends.fit({**data, "dones": np.zeros(3_000)}, rng) and not ends(obs, actions, next_obs).any()
+    assert ends.fit(data, rng)
+    assert (ends(obs, actions, next_obs) == over).mean() > 0.98

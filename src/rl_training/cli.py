@@ -135,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     dataset.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
     dataset.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
+    inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
+    inspect.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    inspect.add_argument("--output", required=True, metavar="FILE", help="the picture, e.g. model.png")
+    inspect.add_argument("--steps", type=_count, default=50, metavar="N", help="how far to look ahead (default: 50)")
+    inspect.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
+
     listing = command("list", _list, "the algorithms")
     listing.add_argument("--json", action="store_true", help="print them as a JSON list")
 
@@ -349,6 +355,19 @@ def _show_dataset(path: str, facts: dict[str, Any]) -> None:
             print(f"{name:13} {meta[name] if not isinstance(meta[name], dict) else json.dumps(meta[name])}")
     for concern in facts["concerns"]:
         print(f"WARNING       {concern}")
+
+
+def _inspect_model(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from rl_training.runtime.inspection import draw, predict_episode
+
+    predictions = predict_episode(args.checkpoint, steps=args.steps, seed=args.seed)
+    draw(predictions, Path(args.output), f"{args.checkpoint}: {len(predictions.rewards)} steps of random actions")
+    first, last = (np.abs(predictions.predicted.mean(0) - predictions.real)[i].mean() for i in (1, -1))
+    print(
+        f"{args.output}: mean error of observations {first:.3g} after one step, {last:.3g} after {len(predictions.rewards)}"
+    )
 
 
 def _list(args: argparse.Namespace) -> None:

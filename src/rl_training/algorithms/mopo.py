@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
-from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
+from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
 from rl_training.algorithms.optim import FlatOptimizer
 from rl_training.algorithms.sac import SAC
 from rl_training.models.mlp_mopo import disagreement
@@ -53,7 +53,10 @@ class MOPO(Learner):
         penalty_coef: float = 1.0,
         penalty: Penalty = "max_std",
         target_entropy: float | None = None,
+        terminated: Terminations | None = None,
     ) -> None:
+        """``terminated``: where rollouts end, a function of rows with actions in [-1, 1]; an EndClassifier learns it."""
+        self.terminated = terminated
         self.policy = SAC(
             model=policy_model, learning_rate=policy_learning_rate, gamma=gamma, alpha=alpha, tau=tau,
             target_entropy=target_entropy,

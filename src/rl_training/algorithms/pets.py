@@ -49,7 +49,7 @@ class PETS(EnsembleDynamics):
         super().__init__(model=dynamics_model, learning_rate=learning_rate, name="pets")
         self._planner: Planner = planner if planner is not None else CEM()
         self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
-        self._terminated, self._rewards = terminated, rewards
+        self.terminated, self._rewards = terminated, rewards
         self._device = device_of(dynamics_model)
 
     def initial_carry(self, n: int) -> np.ndarray:
@@ -132,8 +132,8 @@ class PETS(EnsembleDynamics):
             next_state = state + drawn[..., :-1]
             rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
             total = total + alive * rewards
-            if self._terminated is not None:
-                alive = alive * (1 - self._known(self._terminated, state, taken, next_state))
+            if self.terminated is not None:
+                alive = alive * (1 - self._known(self.terminated, state, taken, next_state))
             state = next_state
         return total.view(members, count, each).mean((0, 2))
 

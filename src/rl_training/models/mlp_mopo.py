@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rl_training.models.mlp import EnsembleLinear, ensemble_mlp
+from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
 
 TRUNCATION = 2.0  # deviations
 
@@ -107,6 +107,29 @@ class MLPMOPOEnsembleModel(nn.Module):
 
     def ensemble_parameters(self) -> Iterator[nn.Parameter]:
         return self.parameters()
+
+
+class EndNetwork(nn.Module):
+    """Whether a transition ends its episode: (obs, action, next_obs) to a logit. Knows nothing until it is ``fitted``."""
+
+    input_mean: torch.Tensor
+    input_scale: torch.Tensor
+    prior: torch.Tensor
+    fitted: torch.Tensor
+
+    def __init__(self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (64, 64)) -> None:
+        super().__init__()
+        inputs = 2 * obs_dim + action_dim
+        self.body = mlp((inputs, *hidden_sizes, 1), nn.SiLU)
+        self.register_buffer("input_mean", torch.zeros(inputs))
+        self.register_buffer("input_scale", torch.ones(inputs))
+        self.register_buffer(
+            "prior", torch.zeros(())
+        )  # the log-odds of an end in the data; batches have as many of each
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body((inputs - self.input_mean) * self.input_scale).squeeze(-1)
 
 
 def disagreement(means: torch.Tensor) -> torch.Tensor:

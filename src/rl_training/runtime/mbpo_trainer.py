@@ -16,8 +16,7 @@ from rl_training.runtime.model_based import (
     RolloutOptions,
     fit_of,
     fitted,
-    known_functions,
-    say_where_rollouts_end,
+    learn_ends,
 )
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -41,11 +40,7 @@ class MBPOLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
-        terminated, _ = known_functions(run.config.env_id, run.spaces)
-        say_where_rollouts_end(run.config.env_id, terminated)
-        self.imagination = Imagination(
-            run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)), terminated=terminated
-        )
+        self.imagination = Imagination(run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)))
         self._mixed = self.imagination.mixed(self.replay)
         self._source = self._mixed
 
@@ -57,7 +52,9 @@ class MBPOLoop(OffPolicyLoop):
         run, n = self._run, self._run.config.num_envs
         due = self.fit.fits == 0 or crossings(run.step - n, run.step, self._cfg.model_train_frequency)
         if self.fit.active or due:
-            yield from fitted(run, self.fit, self.replay.columns())
+            data = self.replay.columns()
+            yield from fitted(run, self.fit, data)
+            learn_ends(run, self.agent, data)
             self.imagination.refresh(self.replay, self._horizon(run.step))
 
     def metrics(self) -> dict[str, float]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, Terminations, imagine
+from rl_training.algorithms.dynamics import EndClassifier, EnsembleDynamics, ModelFit, Terminations, imagine
 from rl_training.algorithms.mopo import MOPO
 from rl_training.data.replay_buffer import Mixed, ReplayBuffer, Source
 from rl_training.envs.spaces import Spaces
-from rl_training.envs.terminations import never, reward_of, termination_of
+from rl_training.envs.terminations import never, termination_of
 from rl_training.experiment.config import Options, Sizes, opt
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_sac import MLPSACModel
@@ -70,6 +69,7 @@ class RolloutOptions(ModelOptions):
             "alpha": self.alpha,
             "tau": self.tau,
             "target_entropy": self.target_entropy,
+            "terminated": terminations(plan),
         }
 
 
@@ -104,19 +104,38 @@ def in_units(function: Callable | None, spaces: Spaces) -> Terminations | None:
     return lambda obs, actions, next_obs: function(obs, np.asarray(spaces.to_env(actions)), next_obs)
 
 
-def known_functions(env_id: str, spaces: Spaces) -> tuple[Terminations | None, Any]:
-    """The environment's own terminations and rewards, where they are known."""
-    return in_units(termination_of(env_id), spaces), in_units(reward_of(env_id), spaces)
+def terminations(plan: Blueprint) -> Terminations | None:
+    """The environment's own, None where its episodes never terminate, or a classifier that learns them from data."""
+    if termination_of(plan.env_id) is None:
+        return EndClassifier(obs_dim=plan.spaces.obs_dim, action_dim=plan.spaces.action_dim, device=plan.device)
+    return in_units(termination_of(plan.env_id), plan.spaces)
+
+
+def learn_ends(run: Run, agent: Any, data: dict[str, np.ndarray]) -> None:
+    """Fit the classifier of an environment of which nobody has said where its episodes end, and say so, once."""
+    ends = agent.terminated
+    if not isinstance(ends, EndClassifier):
+        return
+    known = ends.fit(data, run.rng(f"ends at {run.step}").generator)
+    state = (
+        "a classifier, learned from the data, ends rollouts"
+        if known
+        else "rollouts never end: the data shows no termination"
+    )
+    if run.counters.get("ends_said") != 1 + known:
+        run.counters["ends_said"] = 1 + known
+        run.say(
+            f"where episodes of {run.config.env_id} terminate is not known; {state} "
+            "(rl_training.envs.terminations.register_termination makes it known)"
+        )
 
 
 class Imagination:
     """Rollouts of the learned model from real observations, kept in a buffer of their own."""
 
-    def __init__(
-        self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int, terminated: Terminations | None
-    ) -> None:
+    def __init__(self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int) -> None:
         spaces = run.spaces
-        self._run, self._agent, self._cfg, self._terminated = run, agent, cfg, terminated
+        self._run, self._agent, self._cfg = run, agent, cfg
         self._each = cfg.rollout_batch_size * cfg.rollouts_retained
         self.buffer = ReplayBuffer(
             cfg.synthetic_buffer_capacity or self._each * longest, spaces.obs_shape, spaces.action_shape, run.device,
@@ -127,7 +146,8 @@ class Imagination:
         """New rollouts from observations of ``source``; older ones than are retained are no longer drawn."""
         starts = source.sample(self._cfg.rollout_batch_size)["obs"].clone()
         count = 0
-        for rows in imagine(self._agent.dream, self._agent.dream_actions, starts, horizon, self._terminated):
+        agent = self._agent
+        for rows in imagine(agent.dream, agent.dream_actions, starts, horizon, agent.terminated):
             self.buffer.add(**rows)
             count += len(rows["rewards"])
         self.buffer.newest = self._each * horizon
@@ -150,12 +170,3 @@ class Imagination:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.buffer.load_state_dict(state)
-
-
-def say_where_rollouts_end(env_id: str, terminated: Terminations | None) -> None:
-    if terminated is None and termination_of(env_id) is None:
-        warnings.warn(
-            f"where episodes of {env_id} terminate is not known: rollouts of the model never do; see "
-            "rl_training.envs.terminations.register_termination",
-            stacklevel=2,
-        )

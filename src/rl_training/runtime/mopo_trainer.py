@@ -12,8 +12,7 @@ from rl_training.runtime.model_based import (
     RolloutOptions,
     fit_of,
     fitted,
-    known_functions,
-    say_where_rollouts_end,
+    learn_ends,
 )
 from rl_training.runtime.offline import (
     OfflineLoop,
@@ -38,15 +37,15 @@ class MOPOLoop(OfflineLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
-        terminated, _ = known_functions(run.config.env_id, run.spaces)
-        say_where_rollouts_end(run.config.env_id, terminated)
-        self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon, terminated=terminated)
+        self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)
         self._source = self._mixed
 
     def __iter__(self) -> Iterator[None]:
         if self.fit.fits == 0:
-            yield from fitted(self._run, self.fit, self.data.columns())
+            data = self.data.columns()
+            yield from fitted(self._run, self.fit, data)
+            learn_ends(self._run, self.agent, data)
         yield from super().__iter__()
 
     def prepare(self) -> None:

@@ -9,9 +9,10 @@ from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
+from rl_training.envs.terminations import reward_of
 from rl_training.experiment.config import ConfigError, Sizes, opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.model_based import ModelOptions, known_functions
+from rl_training.runtime.model_based import ModelOptions, in_units, learn_ends, terminations
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
@@ -77,12 +78,14 @@ class PETSLoop(OffPolicyLoop):
         if run.budget_spent:
             return
         before = fit.total_updates
-        for metrics in fit.run(self.replay.columns()):
+        data = self.replay.columns()
+        for metrics in fit.run(data):
             run.say_stage(f"model epoch {fit.epoch}", fit.active)
             run.updated(UpdateResult(metrics, fit.total_updates - before))
             before = fit.total_updates
             if fit.active:
                 yield
+        learn_ends(run, self.agent, data)
         run.end_epoch()
 
     def learn(self, rounds: int) -> None:
@@ -90,7 +93,6 @@ class PETSLoop(OffPolicyLoop):
 
 
 def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
-    terminated, rewards = known_functions(plan.env_id, plan.spaces)
     return PETS(
         dynamics_model=cfg.model(plan),
         learning_rate=cfg.model_learning_rate,
@@ -98,8 +100,8 @@ def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
         horizon=cfg.planning_horizon,
         num_particles=cfg.planning_particles,
         propagation=cfg.propagation,
-        terminated=terminated,
-        rewards=rewards,
+        terminated=terminations(plan),
+        rewards=in_units(reward_of(plan.env_id), plan.spaces),
     )
 
 

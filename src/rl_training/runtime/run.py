@@ -164,6 +164,10 @@ class Run(Stateful):
         self._progress.note(stage=text if going_on else "")
         self._progress.tick(self.step)
 
+    def say(self, message: str) -> None:
+        """One line that stays."""
+        self._progress.say(message)
+
     def count(self, name: str) -> int:
         """One more of the named; how many there are now."""
         self.counters[name] = self.counters.get(name, 0) + 1

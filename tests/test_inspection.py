@@ -1,0 +1,30 @@
+"""Pictures of a model's predictions, and the numbers behind them."""
+
+import numpy as np
+import pytest
+
+from rl_training.cli import main
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.inspection import predict_episode
+
+
+@pytest.mark.parametrize("algo", ["pets", "mbpo", "mopo"])
+def test_a_picture_of_every_model(tiny, tmp_path, capsys, algo):
+    pytest.importorskip("matplotlib")
+    result = get_algorithm_spec(algo).train(tiny(algo, total_timesteps=60))
+    output = tmp_path / "pictures" / "model.png"
+    assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", str(output), "--steps", "15"]) == 0
+    assert output.read_bytes()[:4] == b"\x89PNG" and "after one step" in capsys.readouterr().out
+
+
+def test_predictions_start_where_the_episode_does(tiny):
+    result = get_algorithm_spec("mopo").train(tiny("mopo", total_timesteps=20))
+    seen = predict_episode(result.run_dir, steps=10)
+    assert seen.real.shape == (11, 3) and seen.predicted.shape == (3, 11, 3) and seen.predicted_rewards.shape == (3, 10)
+    assert np.array_equal(seen.predicted[:, 0], np.repeat(seen.real[:1], 3, 0))
+
+
+def test_an_agent_without_a_model_says_so(tiny, capsys):
+    result = get_algorithm_spec("sac").train(tiny("sac", total_timesteps=30))
+    assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", "x.png"]) == 2
+    assert "SAC has no model of its environment: only pets, mbpo and mopo have" in capsys.readouterr().err
