@@ -17,7 +17,7 @@ class IQN(QuantileLearner):
     """``q_network`` has ``encode`` and ``quantiles`` as ``ImplicitQuantiles`` has.
 
     Both sides of the regression use ``num_quantiles`` random fractions; actions are judged by ``action_samples`` of them, or by
-    the middles of as many equal parts where actions shall be deterministic.
+    the middles of as many equal parts where actions shall be deterministic or a double estimator chooses them.
     """
 
     def __init__(self, *, action_samples: int = 32, **options: Any) -> None:
@@ -25,6 +25,7 @@ class IQN(QuantileLearner):
         super().__init__(**options)
         self._samples = action_samples
         self._middles = midpoints(action_samples).numpy()
+        self._judging = midpoints(action_samples)[None].to(self._gamma.device)
         self._host = host_quantiles(self.q_network) if type(self.q_network) is MLPIQNetwork else None
         self._forward = torch_forward(self._mean_of, self._gamma.device)
 
@@ -42,12 +43,12 @@ class IQN(QuantileLearner):
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, device = len(next_obs), next_obs.device
         features = self.target_network.encode(next_obs)
-        judging = torch.rand(rows, self._samples, device=device)
         asked = torch.rand(rows, self._num_quantiles, device=device)
-        if self._double:
-            judged = self.q_network.quantiles(self.q_network.encode(next_obs), judging)
+        if self._double:  # the same fractions for all: embedded once, and no noise in the choice
+            judged = self.q_network.quantiles(self.q_network.encode(next_obs), self._judging)
             atoms = self.target_network.quantiles(features, asked)
         else:  # one pass for both
+            judging = torch.rand(rows, self._samples, device=device)
             both = self.target_network.quantiles(features, torch.cat([judging, asked], 1))
             judged, atoms = both[..., : self._samples], both[..., self._samples :]
         return of_actions(atoms, judged.mean(-1).argmax(1)), None
