@@ -4,6 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_training.envs import terminations
+from rl_training.envs.terminations import register_termination
 from rl_training.experiment.registry import get_algorithm_spec
 from toys import Counter
 
@@ -36,3 +38,26 @@ def test_where_an_unknown_environment_ends_is_learned_and_said(tiny, capfd, algo
         assert (
             f"where episodes of Counter-v9 terminate is not known; {said}" in text and text.count("is not known") == 1
         )
+
+
+def test_a_registered_end_that_the_data_contradicts_is_not_used(tiny, capfd):
+    box = gym.spaces.Box(-1, 1, (1,), np.float32)
+    register_termination("Counter-v9", lambda obs, actions, next_obs: next_obs[:, 0] >= 2)
+    try:
+        config = tiny("mbpo", total_timesteps=60, env_id="Counter-v9", progress="lines")
+        get_algorithm_spec("mbpo").train(config, env=lambda: Counter(limit=5, terminate=True, actions=box))
+    finally:
+        del terminations._TERMINATIONS["Counter-v9"]
+    text = capfd.readouterr().err
+    assert "the termination registered for Counter-v9 is wrong for" in text and "a classifier, learned" in text
+
+
+def test_a_checkpoint_does_not_depend_on_what_is_registered(tiny):
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    register_termination("Pendulum-v1", lambda obs, actions, next_obs: next_obs[:, 0] > 9)
+    try:
+        result = get_algorithm_spec("mbpo").train(tiny("mbpo", total_timesteps=40))
+    finally:
+        register_termination("Pendulum-v1", terminations.never)
+    assert np.isfinite(evaluate_checkpoint(result.checkpoint_path)["eval_return_mean"])

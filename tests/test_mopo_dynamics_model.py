@@ -249,6 +249,17 @@ def test_each_row_asks_one_elite_and_elites_share_the_rows():
     assert torch.allclose(next_obs[:, 0], rewards, atol=0.2)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_a_few_rows_are_enough(rows):
+    next_obs, rewards = model(members=6, elites=5).sample_member(torch.zeros(rows, 2), torch.zeros(rows, 1))
+    assert next_obs.shape == (rows, 2) and rewards.shape == (rows,) and torch.isfinite(next_obs).all()
+
+
+def test_a_fit_on_next_to_nothing_ends():
+    process = fit(EnsembleDynamics(model=model(), learning_rate=1e-3), holdout_ratio=0.001)
+    assert len(list(process.run(linear_data(20)))) < 2_000 and not process.active
+
+
 def test_models_are_less_sure_outside_the_data():
     gaps = []
     for seed in range(3):

@@ -110,6 +110,12 @@ def test_the_best_share_is_that_of_the_best_episodes():
     assert data.best(0.5).best(1.0).rewards.tolist() == [3, 4, 5]
 
 
+def test_an_episode_without_its_end_has_no_return_and_comes_last():
+    data = TransitionDataset.from_dict(columns(truncations=np.zeros(6)))  # the second episode goes on
+    assert data.episode_returns[:3].tolist() == [3] * 3 and data.episode_returns[3:].isnan().all()
+    assert data.best(0.5).rewards.tolist() == [0, 1, 2]
+
+
 def test_a_mix_has_its_shares_and_repeats_with_its_seed():
     low, high = TransitionDataset.from_dict(columns()), TransitionDataset.from_dict(columns(rewards=np.full(6, 9.0)))
     mixed = mix_transition_datasets([low, high], [1, 3], 8, seed=4)

@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--checkpoint", metavar="PATH", help="a run directory or a checkpoint")
     collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
     collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
-    collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending, or npz")
+    collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
     collect.add_argument("--steps", type=_count, metavar="N", help="how many steps")
     collect.add_argument("--episodes", type=_count, metavar="N", help="or how many whole episodes")
     collect.add_argument("--deterministic", action="store_true", help="take the best action instead of drawing one")

@@ -19,6 +19,7 @@ from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.sac import SAC, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import of_actions
 from rl_training.models.heads import LOG_2, squash
+from rl_training.models.mlp_sac import ActorAndCritics
 
 
 def conservative_gap(
@@ -132,7 +133,7 @@ class CQL(SAC):
 
 def many_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """Values (C, B, M) of M actions for each observation, whatever the model."""
-    if hasattr(model, "q_values_of_many"):
+    if getattr(type(model), "q_values", None) is ActorAndCritics.q_values:
         return model.q_values_of_many(obs, actions)
     rows, many = actions.shape[:2]
     return torch.stack(model.q_values(obs.repeat_interleave(many, 0), actions.flatten(0, 1))).view(-1, rows, many)

@@ -135,9 +135,10 @@ class ModelFit:
     def _begin(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
         n, members, rng = len(obs), self._dynamics.model.num_ensembles, self.rng.generator
         order = rng.permutation(n)
-        held = min(int(self._ratio * n), self._most_holdout)
+        held = min(max(int(self._ratio * n), 1), self._most_holdout, n - 1) if self._ratio > 0 else 0
         self._holdout, train = order[:held], order[held:]
-        self._rows = train[rng.integers(len(train), size=(members, len(train)))]
+        # never less than a batch, so that all batches are of one size; a bootstrap sample repeats rows anyway
+        self._rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
         used = torch.from_numpy(train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
         self._best = np.full(members, np.inf)
@@ -148,7 +149,7 @@ class ModelFit:
     def _one_epoch(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         self._rows = self.rng.generator.permuted(self._rows, axis=1)
         rows = torch.from_numpy(self._rows)
-        size = min(self._batch_size, rows.shape[1])
+        size = self._batch_size
         result: Any = None
         for start in range(
             0, rows.shape[1] - size + 1, size
@@ -176,8 +177,9 @@ class ModelFit:
         """Remember the members that have become better; their mean error."""
         held = torch.from_numpy(self._holdout)
         errors = self._dynamics.holdout_errors(obs[held], actions[held], targets[held]).double().cpu().numpy()
-        with np.errstate(invalid="ignore"):
-            better = ~np.isfinite(self._best) | ((self._best - errors) / self._best > self._improvement)
+        if not np.isfinite(errors).all():
+            raise RuntimeError(f"the model's error on held-out data is not finite: {errors}")
+        better = errors < self._best * (1 - self._improvement)
         self._best = np.where(better, errors, self._best)
         for k in np.flatnonzero(better):
             self._copy_member(int(k), self._dynamics.optimizer.flat, self._snapshot)

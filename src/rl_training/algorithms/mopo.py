@@ -56,7 +56,7 @@ class MOPO(Learner):
         terminated: Terminations | None = None,
     ) -> None:
         """``terminated``: where rollouts end, a function of rows with actions in [-1, 1]; an EndClassifier learns it."""
-        self.terminated = terminated
+        self._terminated = terminated
         self.policy = SAC(
             model=policy_model, learning_rate=policy_learning_rate, gamma=gamma, alpha=alpha, tau=tau,
             target_entropy=target_entropy,
@@ -111,6 +111,14 @@ class MOPO(Learner):
             "raw_rewards": raw,
             "disagreement": disagreement(means),
         }
+
+    def terminated(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+        """Which imagined transitions end their rollout."""
+        return np.zeros(len(obs), bool) if self._terminated is None else self._terminated(obs, actions, next_obs)
+
+    def ends_at(self, terminated: Terminations | None) -> None:
+        """From now on, rollouts end where this function says."""
+        self._terminated = terminated
 
     def dream(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Next observations and the rewards to learn from, for rollouts."""

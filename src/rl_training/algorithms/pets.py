@@ -30,8 +30,8 @@ def pets_loss(batch: Tensors) -> Tensors:
 class PETS(EnsembleDynamics):
     """``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and ``num_ensembles``.
 
-    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1], for
-    environments where these are known; otherwise plans never end early, and rewards are the model's.
+    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1]; without them,
+    plans never end early, and rewards are the model's.
     """
 
     def __init__(
@@ -49,8 +49,12 @@ class PETS(EnsembleDynamics):
         super().__init__(model=dynamics_model, learning_rate=learning_rate, name="pets")
         self._planner: Planner = planner if planner is not None else CEM()
         self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
-        self.terminated, self._rewards = terminated, rewards
+        self._terminated, self._rewards = terminated, rewards
         self._device = device_of(dynamics_model)
+
+    def ends_at(self, terminated: Terminations | None) -> None:
+        """From now on, plans end where this function says."""
+        self._terminated = terminated
 
     def initial_carry(self, n: int) -> np.ndarray:
         """Where each environment's next search starts, (N, H, A): the middle of the box."""
@@ -132,8 +136,8 @@ class PETS(EnsembleDynamics):
             next_state = state + drawn[..., :-1]
             rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
             total = total + alive * rewards
-            if self.terminated is not None:
-                alive = alive * (1 - self._known(self.terminated, state, taken, next_state))
+            if self._terminated is not None:
+                alive = alive * (1 - self._known(self._terminated, state, taken, next_state))
             state = next_state
         return total.view(members, count, each).mean((0, 2))
 

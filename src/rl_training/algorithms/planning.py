@@ -114,8 +114,14 @@ class ICEM(CEM):
             return white.transpose(1, 2)
         frequencies = torch.fft.rfftfreq(horizon, device=mean.device)
         frequencies[0] = frequencies[1]
-        coloured = torch.fft.irfft(torch.fft.rfft(white) * frequencies ** (-self.colour / 2), n=horizon)
-        return (coloured / coloured.std(-1, keepdim=True).clamp(min=1e-6)).transpose(1, 2)
+        gains = frequencies ** (-self.colour / 2)
+        coloured = torch.fft.irfft(torch.fft.rfft(white) * gains, n=horizon)
+        # the deviation of the process: every frequency but the first and, of an even number, the last counts twice
+        counts = torch.full_like(gains, 2.0)
+        counts[0] = 1.0
+        if horizon % 2 == 0:
+            counts[-1] = 1.0
+        return (coloured / ((counts * gains.square()).sum() / horizon).sqrt()).transpose(1, 2)
 
 
 @dataclass(frozen=True)

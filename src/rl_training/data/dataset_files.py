@@ -217,7 +217,9 @@ def _flat(space: Any, observations: Any, rows: int) -> np.ndarray:
     import gymnasium as gym
 
     if isinstance(observations, np.ndarray):
-        return observations
+        if isinstance(space, gym.spaces.Box):
+            return observations
+        return np.stack([np.asarray(gym.spaces.flatten(space, single)) for single in observations])
     singles: list[Any]
     if isinstance(observations, dict):
         singles = [{key: value[i] for key, value in observations.items()} for i in range(rows)]

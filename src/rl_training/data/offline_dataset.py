@@ -107,10 +107,12 @@ class TransitionDataset:
         columns |= {"dones": over, "truncations": cut}
         known = (*REQUIRED, "next_actions", "returns_to_go", "truncations")
         kept = {name: columns[name] for name in known if name in columns}
+        meta = data.get("meta", {})
+        meta = dict(meta) if isinstance(meta, Mapping) else {}
         if "next_obs" not in kept:
             kept = _with_successors(kept)
-        meta = data.get("meta", {})
-        dataset = cls(**kept, meta=dict(meta) if isinstance(meta, Mapping) else {})
+            meta["final_observations"] = False  # those after a termination were made up
+        dataset = cls(**kept, meta=meta)
         dataset.episode_returns = torch.from_numpy(_per_row(dataset))
         return dataset
 
@@ -164,7 +166,7 @@ class TransitionDataset:
         return replace(self, returns_to_go=torch.from_numpy(result).float())
 
     def best(self, fraction: float) -> TransitionDataset:
-        """The rows of the best episodes, ``fraction`` of all rows; of the episode on the edge, a part."""
+        """The rows of the best episodes, ``fraction`` of all rows; of the episode on the edge, a part. Unfinished ones come last."""
         count = max(1, round(fraction * len(self)))
         if self.episode_returns is None:
             raise DatasetError("the returns of its episodes are not known")
@@ -184,6 +186,8 @@ class TransitionDataset:
         """What would break training, in words; nothing if all is well."""
         found = []
         for name, column in self.columns().items():
+            if name == "episode_returns":
+                continue
             bad = int(
                 (~torch.isfinite(column.float())).flatten(1).any(1).sum()
                 if column.ndim > 1
@@ -200,7 +204,7 @@ class TransitionDataset:
             found.append(f"{both:,} rows are both terminated and truncated: they do not bootstrap")
         if not bool(ended.any()):
             found.append("no episode ends: returns are unknown")
-        jumps = (self.next_obs[:-1] != self.obs[1:]).flatten(1).any(1) & ~ended[:-1]
+        jumps = (self.next_obs[:-1] != self.obs[1:]).reshape(len(self) - 1, -1).any(1) & ~ended[:-1]
         if bool(jumps.any()):
             found.append(
                 f"{int(jumps.sum()):,} rows are not followed by their successor although no episode ended there"
@@ -304,8 +308,10 @@ def _with_successors(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _per_row(dataset: TransitionDataset) -> np.ndarray:
-    """The return of the episode that each row belongs to."""
+    """The return of the episode that each row belongs to; NaN where the data does not show its end."""
     result = np.zeros(len(dataset), np.float32)
     for rows, value in zip(dataset.episodes(), dataset.returns()):
-        result[rows] = value
+        last = rows.stop - 1
+        ended = dataset.dones[last] > 0 or (dataset.truncations is not None and dataset.truncations[last] > 0)
+        result[rows] = value if ended else np.nan
     return result

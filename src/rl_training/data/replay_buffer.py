@@ -267,7 +267,7 @@ class Mixed:
 
     def counts(self, n: int) -> list[int]:
         size = n // self._slices
-        counts = [int(size * share) * self._slices for _, share in self._shares[:-1]]
+        counts = [int(size * share + 1e-9) * self._slices for _, share in self._shares[:-1]]  # 0.1 of 100 are ten
         return [*counts, n - sum(counts)]
 
     def sample(self, n: int) -> Batch:

@@ -83,11 +83,11 @@ class MLPMOPOEnsembleModel(nn.Module):
         rows, members = len(obs), len(self.elites)
         share = -(-rows // members)
         order = torch.randperm(rows, device=obs.device)
-        order = torch.cat([order, order[: share * members - rows]]).view(members, share)
-        means, logvars = self.predict_distribution(obs[order], actions[order], self.elites)
+        padded = order.repeat(-(-share * members // rows))[: share * members].view(members, share)
+        means, logvars = self.predict_distribution(obs[padded], actions[padded], self.elites)
         drawn = means + (0.5 * logvars).exp() * torch.randn_like(means)
         result = torch.empty(rows, drawn.shape[-1], device=obs.device)
-        result[order.flatten()] = drawn.flatten(0, 1)  # the few rows that are there twice keep one of two fair draws
+        result[order] = drawn.flatten(0, 1)[:rows]  # the rest filled the last member's share
         return obs + result[:, :-1], result[:, -1]
 
     def sample_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -10,13 +10,14 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import DatasetError, TransitionDataset
-from rl_training.envs.factory import EnvFactory
+from rl_training.envs.factory import EnvFactory, RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import Progress
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import provenance
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.offline import Recorder
+from rl_training.runtime.evaluation import LONGEST
+from rl_training.runtime.offline import DatasetOptions, Recorder
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import config_of, evaluate_checkpoint, find_checkpoint
 from rl_training.state import Rng
@@ -33,8 +34,10 @@ def collect(
     deterministic: bool = False,
     seed: int = 0,
     progress: str = "off",
+    most_steps: int | None = None,
 ) -> TransitionDataset:
     """So many steps, or whole episodes, of an agent (None: of uniformly random actions); the same for the same seed.
+    ``most_steps`` ends it in any case.
 
     A stochastic agent draws its actions as its policy has them; one of values is greedy either way.
     """
@@ -51,6 +54,8 @@ def collect(
         carry, ended = None, True
         while (done := len(recorder) if steps is not None else collector.episodes) < total:
             bar.tick(done)
+            if most_steps is not None and len(recorder) >= most_steps:
+                break
             if agent is None:
                 actions = collector.spaces.random_actions(rng, 1)
             else:
@@ -91,10 +96,11 @@ def export_replay(path: str | Path) -> TransitionDataset:
     if getattr(options, "n_step", 1) > 1:
         raise DatasetError(f"the replay of {path} holds returns over {options.n_step} steps, not single transitions")  # type: ignore[attr-defined]
     factory = EnvFactory(config.env_id, config.env_kwargs)
-    changed = {
-        name for name in ("reward_scale", "reward_shift") if getattr(options, name, None) not in (None, 0.0, 1.0)
-    }
-    if factory.reward_options().model_dump() != type(factory.reward_options())().model_dump() or changed:
+    rewards = [name for name in DatasetOptions.model_fields if name.startswith("reward_")]
+    changed = any(
+        getattr(options, n, f) != f for n, f in ((n, DatasetOptions.model_fields[n].default) for n in rewards)
+    )
+    if factory.reward_options() != RewardOptions() or changed:
         raise DatasetError(f"the replay of {path} holds rewards that were scaled or clipped, not the environment's")
     plan = spec.blueprint(config, factory, None, "cpu")
     loop: Any = spec.loop(
@@ -122,7 +128,7 @@ def export_replay(path: str | Path) -> TransitionDataset:
 
 def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, expert: str | float | None) -> None:
     """Put the returns of a random policy, and of an expert (a number, or a checkpoint to evaluate), into the data's facts."""
-    drawn = collect(config, None, episodes=REFERENCE_EPISODES, seed=seed + 1)
+    drawn = collect(config, None, episodes=REFERENCE_EPISODES, seed=seed + 1, most_steps=LONGEST)
     data.meta["random_return"] = float(drawn.returns().mean())
     if expert is not None:
         try:

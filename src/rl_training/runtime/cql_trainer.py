@@ -30,6 +30,7 @@ class CQLOptions(OfflineCriticOptions):
     target_entropy: float | None = opt(
         None, "boxes: entropy a tuned temperature aims for; null: minus the action dimension"
     )
+    tau: float = opt(0.005, "boxes: how far target critics move per update", gt=0, le=1)
     backup_entropy: bool = opt(False, "boxes: count the next action's entropy in the targets")
     target_update_interval: int = opt(200, "choices: updates between copies to the target network", ge=1)
 

@@ -87,8 +87,16 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
 
 
+def _modules(learner: Learner) -> list[nn.Module]:
+    """The networks of a learner and of the learners it is made of."""
+    found: list[nn.Module] = []
+    for part in learner._parts().values():
+        found += [part] if isinstance(part, nn.Module) else _modules(part) if isinstance(part, Learner) else []
+    return found
+
+
 def _threads(learner: Learner) -> int:
-    modules = [part for part in learner._parts().values() if isinstance(part, nn.Module)]
+    modules = _modules(learner)
     weights = [layer.weight for module in modules for layer in module.modules() if hasattr(layer, "weight")]
     widest = max((w.shape[-1] * w.shape[-2] for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2), default=0)
     convolutional = any(isinstance(w, torch.Tensor) and w.ndim == 4 for w in weights)

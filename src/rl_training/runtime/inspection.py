@@ -39,7 +39,7 @@ def predict_episode(path: str | Path, *, steps: int = 50, seed: int = 0) -> Pred
     config = config_of(state)
     agent = get_algorithm_spec(config.algo).load_fn(config, state, "cpu")
     model, rng = model_of(agent), Rng(seed, "inspection").generator
-    collector = Collector(EnvFactory(config.env_id, config.env_kwargs), 1, seed, rewards=lambda rewards: rewards)
+    collector = Collector(EnvFactory(config.env_id, config.env_kwargs), 1, seed)  # rewards as they were learned from
     observations, rewards = [collector.obs[0].copy()], []
     predicted = [torch.from_numpy(collector.obs.copy()).expand(model.num_ensembles, 1, -1)]
     predicted_rewards = []

@@ -12,11 +12,11 @@ from rl_training.algorithms.mbpo import MBPO, rollout_length
 from rl_training.experiment.config import opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.model_based import (
+    Ends,
     Imagination,
     RolloutOptions,
     fit_of,
     fitted,
-    learn_ends,
 )
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -40,6 +40,7 @@ class MBPOLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
+        self.ends = Ends(run, self.agent)
         self.imagination = Imagination(run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)))
         self._mixed = self.imagination.mixed(self.replay)
         self._source = self._mixed
@@ -54,7 +55,7 @@ class MBPOLoop(OffPolicyLoop):
         if self.fit.active or due:
             data = self.replay.columns()
             yield from fitted(run, self.fit, data)
-            learn_ends(run, self.agent, data)
+            self.ends.learn(data)
             self.imagination.refresh(self.replay, self._horizon(run.step))
 
     def metrics(self) -> dict[str, float]:

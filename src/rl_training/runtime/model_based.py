@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.run import Run
 from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import Blueprint
+from rl_training.state import Stateful
+
+TOLERATED = 1e-3  # share of transitions that a termination function may get wrong: rounding at its thresholds
 
 
 class ModelOptions(Options):
@@ -29,9 +33,13 @@ class ModelOptions(Options):
 
     def model(self, plan: Blueprint, elites: int | None = None) -> Any:
         sizes = {"obs_dim": plan.spaces.obs_dim, "action_dim": plan.spaces.action_dim}
-        return MLPMOPOEnsembleModel(
-            **sizes, hidden_sizes=self.model_hidden_sizes, num_ensembles=self.num_ensembles, num_elites=elites
-        ).to(plan.device)
+        return plan.make(
+            MLPMOPOEnsembleModel,
+            **sizes,
+            hidden_sizes=self.model_hidden_sizes,
+            num_ensembles=self.num_ensembles,
+            num_elites=elites,
+        )
 
 
 class RolloutOptions(ModelOptions):
@@ -62,14 +70,13 @@ class RolloutOptions(ModelOptions):
         dim = plan.spaces.action_dim
         return {
             "policy_model": plan.make(MLPSACModel, **plan.shape, action_dim=dim, hidden_sizes=self.hidden_sizes),
-            "dynamics_model": self.model(plan, elites),
+            "dynamics_model": self.model(replace(plan, network=None), elites),
             "policy_learning_rate": self.policy_learning_rate,
             "model_learning_rate": self.model_learning_rate,
             "gamma": self.gamma,
             "alpha": self.alpha,
             "tau": self.tau,
             "target_entropy": self.target_entropy,
-            "terminated": terminations(plan),
         }
 
 
@@ -104,30 +111,52 @@ def in_units(function: Callable | None, spaces: Spaces) -> Terminations | None:
     return lambda obs, actions, next_obs: function(obs, np.asarray(spaces.to_env(actions)), next_obs)
 
 
-def terminations(plan: Blueprint) -> Terminations | None:
-    """The environment's own, None where its episodes never terminate, or a classifier that learns them from data."""
-    if termination_of(plan.env_id) is None:
-        return EndClassifier(obs_dim=plan.spaces.obs_dim, action_dim=plan.spaces.action_dim, device=plan.device)
-    return in_units(termination_of(plan.env_id), plan.spaces)
+class Ends(Stateful):
+    """Where imagined episodes end: by the function that is registered for the environment, if the data bears it out, else by a
+    classifier, once the data shows an end. Held by the loop, as only learning needs it."""
 
+    STATE = ("distrusted",)
 
-def learn_ends(run: Run, agent: Any, data: dict[str, np.ndarray]) -> None:
-    """Fit the classifier of an environment of which nobody has said where its episodes end, and say so, once."""
-    ends = agent.terminated
-    if not isinstance(ends, EndClassifier):
-        return
-    known = ends.fit(data, run.rng(f"ends at {run.step}").generator)
-    state = (
-        "a classifier, learned from the data, ends rollouts"
-        if known
-        else "rollouts never end: the data shows no termination"
-    )
-    if run.counters.get("ends_said") != 1 + known:
-        run.counters["ends_said"] = 1 + known
-        run.say(
-            f"where episodes of {run.config.env_id} terminate is not known; {state} "
-            "(rl_training.envs.terminations.register_termination makes it known)"
-        )
+    def __init__(self, run: Run, agent: Any) -> None:
+        self._run, self._agent, spaces = run, agent, run.spaces
+        self._function = termination_of(run.config.env_id)
+        self.distrusted = False  # whether the data has contradicted that function
+        self.classifier = EndClassifier(obs_dim=spaces.obs_dim, action_dim=spaces.action_dim, device=run.device)
+        self._apply()
+
+    def _apply(self) -> None:
+        known = self._function is not None and not self.distrusted
+        self._agent.ends_at(in_units(self._function, self._run.spaces) if known else self.classifier)
+
+    def learn(self, data: dict[str, np.ndarray]) -> None:
+        """After a fit: compare with what the data shows, and say, once, if it is not the registered function that decides."""
+        run, env_id = self._run, self._run.config.env_id
+        if self._function is not None and not self.distrusted:
+            actions = np.asarray(run.spaces.to_env(data["actions"]))
+            said = np.asarray(self._function(data["obs"], actions, data["next_obs"]), bool)
+            wrong = int((said != (data["dones"] > 0)).sum())
+            if wrong <= TOLERATED * len(said):
+                return
+            self.distrusted = True
+            run.say(
+                f"the termination registered for {env_id} is wrong for {wrong:,} of {len(said):,} transitions: not used"
+            )
+            self._apply()
+        known = self.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
+        if run.counters.get("ends_said") != 1 + known:
+            run.counters["ends_said"] = 1 + known
+            learned, never_yet = (
+                "a classifier, learned from the data, ends rollouts",
+                "rollouts never end: the data shows no termination",
+            )
+            run.say(
+                f"where episodes of {env_id} terminate is not known; {learned if known else never_yet} "
+                "(rl_training.envs.terminations.register_termination makes it known)"
+            )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._apply()
 
 
 class Imagination:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mopo import MOPO, Penalty
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.config import opt
 from rl_training.runtime.model_based import (
+    Ends,
     Imagination,
     RolloutOptions,
     fit_of,
     fitted,
-    learn_ends,
 )
 from rl_training.runtime.offline import (
     OfflineLoop,
@@ -37,15 +39,27 @@ class MOPOLoop(OfflineLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
+        self.ends = Ends(run, self.agent)
         self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)
         self._source = self._mixed
+
+    def select(self, data: TransitionDataset) -> TransitionDataset:
+        """A model cannot learn from a successor that the file does not hold."""
+        if data.meta.get("final_observations", True) or not bool((data.dones > 0).any()):
+            return data
+        kept = data.take((data.dones == 0).nonzero().flatten())
+        warnings.warn(
+            f"the data has no observations after a termination: {len(data) - len(kept):,} transitions are left out",
+            stacklevel=2,
+        )
+        return kept
 
     def __iter__(self) -> Iterator[None]:
         if self.fit.fits == 0:
             data = self.data.columns()
             yield from fitted(self._run, self.fit, data)
-            learn_ends(self._run, self.agent, data)
+            self.ends.learn(data)
         yield from super().__iter__()
 
     def prepare(self) -> None:

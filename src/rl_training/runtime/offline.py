@@ -126,7 +126,8 @@ def rewards_learned_from(options: DatasetOptions, factory: EnvFactory, data: Tra
     wrapped = factory.reward_options().apply
     if scale == "returns":
         returns = data.episode_returns
-        spread = float(returns.max() - returns.min()) if returns is not None else 0.0
+        returns = None if returns is None else returns[~returns.isnan()]
+        spread = float(returns.max() - returns.min()) if returns is not None and len(returns) else 0.0
         if spread <= 0:
             raise DatasetError("reward_scale: returns needs episodes whose returns differ")
         scale = 1000.0 / spread
@@ -241,9 +242,9 @@ def in_agent_units(data: TransitionDataset, spaces: Spaces, where: str) -> Trans
             raise DatasetError(f"{where}: actions have shape {given.shape[1:]}, the environment's {spaces.env_shape}")
         actions = spaces.from_env(given)
         beyond = float(np.abs(actions).max())
-        if beyond > 1 + OUTSIDE and not spaces.unbounded:
+        if beyond > 1 + OUTSIDE:
             raise DatasetError(
-                f"{where}: actions lie up to {beyond:.3g} times as far out as the environment's bounds; "
+                f"{where}: actions lie up to {beyond:.3g} times as far out as the environment's bounds (where it has none: as 1); "
                 "files hold actions in the environment's own units"
             )
         actions = np.clip(actions, -1, 1)

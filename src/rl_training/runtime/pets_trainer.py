@@ -12,7 +12,7 @@ from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
 from rl_training.envs.terminations import reward_of
 from rl_training.experiment.config import ConfigError, Sizes, opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.model_based import ModelOptions, in_units, learn_ends, terminations
+from rl_training.runtime.model_based import Ends, ModelOptions, in_units
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
@@ -67,15 +67,15 @@ class PETSLoop(OffPolicyLoop):
             self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0, most_updates=updates
         )
         self._updates = updates
+        self.ends = Ends(run, self.agent)
 
     def expected_updates(self, total_timesteps: int) -> int:
         return max(0, total_timesteps - self._starts) // self._cfg.train_frequency * self._updates
 
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
-        if not fit.active and not crossings(run.step - 1, run.step, self._cfg.train_frequency):
-            return
-        if run.budget_spent:
+        due = fit.fits == 0 or crossings(run.step - 1, run.step, self._cfg.train_frequency)
+        if not (fit.active or due) or run.budget_spent:
             return
         before = fit.total_updates
         data = self.replay.columns()
@@ -85,7 +85,7 @@ class PETSLoop(OffPolicyLoop):
             before = fit.total_updates
             if fit.active:
                 yield
-        learn_ends(run, self.agent, data)
+        self.ends.learn(data)
         run.end_epoch()
 
     def learn(self, rounds: int) -> None:
@@ -100,7 +100,6 @@ def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
         horizon=cfg.planning_horizon,
         num_particles=cfg.planning_particles,
         propagation=cfg.propagation,
-        terminated=terminations(plan),
         rewards=in_units(reward_of(plan.env_id), plan.spaces),
     )
 

@@ -52,6 +52,8 @@ class RLPDLoop(OffPolicyLoop):
         super().__init__(run, agent, cfg)
         self.prior = PriorData(data, run)
         run.refer(data.meta)
+        if self._observe is not None:
+            self._observe(data.obs.numpy())
         self._repeats, self._rows = 1, cfg.batch_size * cfg.gradient_updates_per_step
         share, slices = cfg.offline_batch_ratio, cfg.gradient_updates_per_step
         self._mixed = Mixed((self.prior, share), (self.replay, 1 - share), slices=slices)

@@ -243,7 +243,8 @@ class Run(Stateful):
             elif self.step < total:
                 served, due = self.step, self._event_after(self.step)
                 for _ in loop:
-                    if self.step < due and not self._state.should_stop:
+                    # in the middle of a step's work there is nothing to evaluate or save yet, unless the run is to stop
+                    if (self.step < due or getattr(loop, "stepped", False)) and not self._state.should_stop:
                         continue
                     if self._serve(loop, context, served):
                         break
