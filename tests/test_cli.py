@@ -180,11 +180,11 @@ MISTAKES = [
         "algo_kwargs.clip: unknown option of ppo",
     ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "nonsense"], "--set takes name=value"),
-    (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/dqn/"),
+    (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/bc/"),
     (["eval", "no/such/run"], "no checkpoint at no/such/run"),
     (["resume", "no/such/run"], "no checkpoint at no/such/run"),
     (["show", "ppoo"], "unknown algorithm 'ppoo'; did you mean 'ppo'?"),
-    (["schema", "x"], "unknown algorithm 'x'; known: dqn, ppo, qr_dqn"),
+    (["schema", "x"], "unknown algorithm 'x'; known: bc, dqn, ppo"),
 ]
 
 

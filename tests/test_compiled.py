@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from rl_training import Callback
+from rl_training.algorithms.base import Learner
 from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, descend
 from rl_training.algorithms.sac import SAC
 from rl_training.experiment.registry import get_algorithm_spec
@@ -53,15 +54,20 @@ def test_two_learners_in_one_process_keep_their_own_constants_and_equal_eager():
 
 @pytest.mark.parametrize("algo", SMOKE)
 def test_compiled_updates_go_straight_to_the_kernels(algo, tmp_path):
-    seen = {}
+    seen = []
+
+    def graphs(learner):
+        """Of a learner and of those it is made of."""
+        inner = [graph for part in learner._parts().values() if isinstance(part, Learner) for graph in graphs(part)]
+        return [*inner, *(learner._run or {}).values()]
 
     class Look(Callback):
         def on_train_end(self, trainer, result):
-            seen["run"] = trainer.algorithm._run["_learn"]
+            seen.extend(graphs(trainer.algorithm))
 
     config = tiny_config(algo, tmp_path, compile=True, total_timesteps=64)
     get_algorithm_spec(algo).train(config, callbacks=[Look()])
-    assert seen["run"].direct
+    assert seen and all(graph.direct for graph in seen)
 
 
 def test_two_learners_of_different_shape_do_not_share_a_graph():
