@@ -11,7 +11,7 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
 from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
 from rl_training.algorithms.optim import FlatOptimizer
 from rl_training.algorithms.sac import SAC
-from rl_training.models.mlp_mopo import disagreement
+from rl_training.models.mlp_mopo import disagreement, drawn_by_one
 
 Penalty = Literal["max_std", "max_deviation", "ensemble_std"]
 
@@ -100,9 +100,7 @@ class MOPO(Learner):
         model = self.dynamics.model
         means, logvars = model.predict_distribution(obs, actions)
         elites = getattr(model, "elites", torch.arange(len(means), device=obs.device))
-        members = elites[torch.randint(len(elites), (len(obs),), device=obs.device)]
-        rows = torch.arange(len(obs), device=obs.device)
-        drawn = means[members, rows] + (0.5 * logvars[members, rows]).exp() * torch.randn_like(means[0])
+        drawn = drawn_by_one(means, logvars, elites)
         raw = drawn[:, -1]
         unsure = uncertainty(means, logvars, self._penalty)
         return {

@@ -93,9 +93,7 @@ class MLPMOPOEnsembleModel(nn.Module):
     def sample_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:
         """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and how far the members' means lie apart (B,)."""
         means, logvars = self.predict_distribution(obs, actions)
-        members = self.elites[torch.randint(len(self.elites), (len(obs),), device=obs.device)]
-        rows = torch.arange(len(obs), device=obs.device)
-        drawn = means[members, rows] + (0.5 * logvars[members, rows]).exp() * torch.randn_like(means[0])
+        drawn = drawn_by_one(means, logvars, self.elites)
         return {
             "next_obs": obs + drawn[:, :-1],
             "rewards": drawn[:, -1],
@@ -107,6 +105,13 @@ class MLPMOPOEnsembleModel(nn.Module):
 
     def ensemble_parameters(self) -> Iterator[nn.Parameter]:
         return self.parameters()
+
+
+def drawn_by_one(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    """A sample (B, D + 1) of the Gaussians (E, B, D + 1), each row by one of ``members``, drawn at random."""
+    rows = torch.arange(means.shape[1], device=means.device)
+    chosen = members[torch.randint(len(members), (len(rows),), device=means.device)]
+    return means[chosen, rows] + (0.5 * logvars[chosen, rows]).exp() * torch.randn_like(means[0])
 
 
 class EndNetwork(nn.Module):
