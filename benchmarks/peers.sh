@@ -11,7 +11,7 @@ make_peer() {
   "$folder/$name/bin/pip" install --quiet "torch>=2.11,<2.14" "$@"
   touch "$folder/$name/.done"
 }
-for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy}"; do
+for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy mbrl}"; do
   for name in $peer; do
     case $name in
       sb3) make_peer sb3 stable-baselines3 sb3-contrib "gymnasium[mujoco]" ;;
@@ -19,6 +19,9 @@ for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy}"; do
       tianshou) make_peer tianshou tianshou ;;
       axiomrl) make_peer axiomrl axiomrl ;;
       d3rlpy) make_peer d3rlpy d3rlpy ;;
+      mbrl)  # mbrl-lib pins packages that no longer install; its models and planners need only these
+        make_peer mbrl hydra-core gymnasium tqdm termcolor matplotlib imageio sk-video
+        "$folder/mbrl/bin/pip" install --quiet --no-deps mbrl ;;
       *) echo "unknown peer $name" >&2; exit 2 ;;
     esac
   done

@@ -28,27 +28,44 @@ UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 
          "sac_cheetah": "SAC HalfCheetah-v5, 256x256, batch 256, an update each step",
          "rlpd_update": "RLPD updates, 10 critics of 2x256, batch 256, 20 a step",
          "cql_update": "CQL updates, 2x256, batch 256, 3 x 10 actions",
+         "ensemble_update": "gradient steps of 7 members of 4x200, batch 256 each",
+         "ensemble_rollout": "imagined steps of 10,500 rows, each by one random elite of 4x200",
+         "pets_plan": "PETS plans, 400 candidates x 20 steps x 5 iterations x 20 particles, 5 members of 4x200",
+         "mbpo_update": "MBPO's policy updates beside SAC's own, 256x256, batch 256",
+         "ensemble_wall": "gradient steps of the ensemble, wall time, both cores, each at its best setting",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
 ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
          ("sac_cheetah", "sbx"): 1.1, ("sac_wall", "sbx"): 1.1, ("qrdqn_cartpole", "sb3"): 4, ("qrdqn_cartpole", "tianshou"): 4,
          ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3,
-         ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1}  # fmt: skip
+         ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1, ("ensemble_update", "mbrl"): 1.1,
+         ("ensemble_rollout", "mbrl"): 1.5, ("ensemble_rollout", "axiomrl"): 7, ("pets_plan", "mbrl"): 1.4,
+         ("mbpo_update", "sac"): 0.9}  # fmt: skip
 WHO = {
     "rlpd_update": ("plain",),
     "cql_update": ("d3rlpy",),
     "qrdqn_cartpole": ("sb3", "tianshou"),
     "iqn_cartpole": ("tianshou",),
     "fqf_cartpole": ("axiomrl", "tianshou"),
+    "ensemble_update": ("mbrl", "axiomrl"),
+    "ensemble_wall": ("mbrl",),
+    "ensemble_rollout": ("mbrl", "axiomrl"),
+    "pets_plan": ("mbrl", "axiomrl"),
+    "mbpo_update": ("sac",),
 }
 SCRIPTS = {"tianshou": ["tianshou_peer.py"], "axiomrl": ["axiomrl_peer.py"]}
-UPDATES = ("rlpd_update", "cql_update")  # no environment: one script for everyone
+ONE_SCRIPT = {  # no environment: one script for everyone
+    **dict.fromkeys(("rlpd_update", "cql_update"), "updates.py"),
+    **dict.fromkeys(("ensemble_update", "ensemble_rollout", "pets_plan", "mbpo_update"), "models.py"),
+}
+WALL = {"sac_wall": "sac_cheetah", "ensemble_wall": "ensemble_update"}  # by the clock, with one thread and with two
+OWN = ("ours", "plain", "sac")  # contenders that run in this environment
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
     """One run of one contender in a process of its own."""
-    python = sys.executable if who in ("ours", "plain") else str(PEERS / who / "bin" / "python")
-    if unit in UPDATES:
-        words = [python, "updates.py", unit, who]
+    python = sys.executable if who in OWN else str(PEERS / who / "bin" / "python")
+    if unit in ONE_SCRIPT:
+        words = [python, ONE_SCRIPT[unit], unit, who]
     elif who == "ours":
         words = [python, "ours.py", unit]
     else:
@@ -66,7 +83,7 @@ def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
 def contenders(unit: str, installed: list[str]) -> list[tuple[str, str, int]]:
     """(label, who, threads) for one unit."""
     everyone = ["ours", *(who for who in WHO.get(unit, ("sb3", "sbx")) if who in installed)]
-    if unit != "sac_wall":
+    if unit not in WALL:
         return [(who, who, 1) for who in everyone]
     return [(f"{who} {threads}T", who, threads) for who in everyone for threads in (1, 2)]
 
@@ -82,24 +99,24 @@ def main() -> None:
 
     facts = provenance()
     facts.pop("command")
-    peers = ("sb3", "sbx", "tianshou", "axiomrl", "d3rlpy")
-    installed = ["plain", *(name for name in peers if (PEERS / name / "bin" / "python").exists())]
+    peers = ("sb3", "sbx", "tianshou", "axiomrl", "d3rlpy", "mbrl")
+    installed = [*OWN[1:], *(name for name in peers if (PEERS / name / "bin" / "python").exists())]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
     units = [unit for unit in UNITS if not args.only or any(unit.startswith(part) for part in args.only.split(","))]
     for unit in units:
-        key = "per_second" if unit == "sac_wall" else "per_cpu_second"
+        key = "per_second" if unit in WALL else "per_cpu_second"
         rates: dict[str, list[float]] = {}
         for _ in range(args.rounds):
             for label, who, threads in contenders(unit, installed):
-                result = measure(who, "sac_cheetah" if unit == "sac_wall" else unit, threads, args.seconds)
+                result = measure(who, WALL.get(unit, unit), threads, args.seconds)
                 if result is not None:
-                    rates.setdefault(label, []).append(round(result[key], 2))
-                    print(f"{unit:14} {label:8} {result[key]:10.1f}", flush=True)
+                    rates.setdefault(label, []).append(float(f"{result[key]:.4g}"))
+                    print(f"{unit:14} {label:8} {result[key]:10.4g}", flush=True)
         rows = compare(unit, rates)
         for row in rows:
             asked = f" (asked {row['asked']})" if row["asked"] else ""
             print(
-                f"{UNITS[unit]}: {row['ours']:.0f} against {row['peer']} {row['theirs']:.0f}: {row['ratio']:.2f} x{asked}",
+                f"{UNITS[unit]}: {row['ours']:.4g} against {row['peer']} {row['theirs']:.4g}: {row['ratio']:.2f} x{asked}",
                 flush=True,
             )
         if not args.no_record:

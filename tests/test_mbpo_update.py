@@ -37,13 +37,13 @@ def test_batches_have_exactly_their_share_of_real_rows(ratio, real):
 def test_only_the_elites_are_asked():
     learner, asked = agent(), []
     model = learner.dynamics.model
-    predict = model.predict_distribution
+    draw = model.draw
 
     def watch(obs, actions, members=None):
         asked.append((tuple(obs.shape), members.tolist()))
-        return predict(obs, actions, members)
+        return draw(obs, actions, members)
 
-    model.predict_distribution = watch
+    model.draw = watch
     rows = list(imagine(learner.dream, learner.dream_actions, torch.zeros(100, 2), 2, None))
     assert asked == [((2, 50, 2), [0, 1])] * 2 and [len(r["obs"]) for r in rows] == [100, 100]
     assert np.abs(rows[0]["actions"]).max() <= 1

@@ -15,7 +15,7 @@ from rl_training.algorithms.dynamics import (
     layer_decays,
 )
 from rl_training.models import MLPMOPOEnsembleModel
-from rl_training.models.mlp_mopo import disagreement, soft_clamp
+from rl_training.models.mlp_mopo import clamped_std, disagreement, soft_clamp
 from rl_training.state import Rng
 
 
@@ -69,6 +69,27 @@ def test_log_variances_are_bounded_softly():
         soft_clamp(x, low, high).backward()
         assert x.grad.item() > 0.01
     assert soft_clamp(torch.tensor(-5.0), low, high).item() == pytest.approx(-5.0, abs=0.05)
+
+
+def test_the_short_way_to_a_deviation_is_the_soft_clamps():
+    logvars = torch.linspace(-30, 30, 241)[:, None]
+    low, high = torch.tensor([-10.0]), torch.tensor([0.5])
+    torch.testing.assert_close(clamped_std(logvars, low, high), (0.5 * soft_clamp(logvars, low, high)).exp())
+
+
+@pytest.mark.parametrize("members", [None, [3, 0]])
+def test_drawing_member_by_member_follows_the_predicted_gaussians(members):
+    ensemble = model(obs_dim=3, hidden=(32, 32))
+    generator = torch.Generator().manual_seed(0)
+    who = None if members is None else torch.tensor(members)
+    shape = (5 if who is None else 2, 1_700)  # more rows than pass through at a time
+    obs, actions = (torch.randn(*shape, d, generator=generator) for d in (3, 1))
+    means, logvars = ensemble.predict_distribution(obs, actions, who)
+    torch.manual_seed(1)
+    drawn = ensemble.draw(obs, actions, who)
+    torch.manual_seed(1)
+    noise = torch.randn_like(means)
+    torch.testing.assert_close(drawn, (means + (0.5 * logvars).exp() * noise).detach(), atol=1e-5, rtol=1e-4)
 
 
 def test_the_bounds_are_learned_and_pulled_together():

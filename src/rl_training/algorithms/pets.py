@@ -17,7 +17,6 @@ from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaus
 from rl_training.algorithms.planning import CEM, Planner
 from rl_training.models.host import device_of
 
-ROWS = 400  # of each member at a time: what then passes through a layer stays in the cache
 Rewards = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -51,6 +50,7 @@ class PETS(EnsembleDynamics):
         self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
         self._terminated, self._rewards = terminated, rewards
         self._device = device_of(dynamics_model)
+        self._draw = getattr(dynamics_model, "draw", self._drawn)
 
     def ends_at(self, terminated: Terminations | None) -> None:
         """From now on, plans end where this function says."""
@@ -117,10 +117,6 @@ class PETS(EnsembleDynamics):
     def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
         """The mean return (N,) of plans (N, H, A) from one observation (D,), over particles spread evenly over the members."""
         each = -(-particles // self.model.num_ensembles)
-        block = max(1, ROWS // each)
-        return torch.cat([self._values(obs, part, each) for part in plans.split(block)])
-
-    def _values(self, obs: torch.Tensor, plans: torch.Tensor, each: int) -> torch.Tensor:
         members, (count, _, dim) = self.model.num_ensembles, plans.shape
         rows = count * each
         state = obs.expand(members, rows, len(obs))
@@ -131,8 +127,7 @@ class PETS(EnsembleDynamics):
             if self._propagation == "ts1":
                 state, total, alive = self._shuffled(state, total, alive, each)
             taken = step.expand(members, rows, dim)
-            means, logvars = self.model.predict_distribution(state, taken)
-            drawn = means + (0.5 * logvars).exp() * torch.randn_like(means)
+            drawn = self._draw(state, taken)
             next_state = state + drawn[..., :-1]
             rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
             total = total + alive * rewards
@@ -140,6 +135,11 @@ class PETS(EnsembleDynamics):
                 alive = alive * (1 - self._known(self._terminated, state, taken, next_state))
             state = next_state
         return total.view(members, count, each).mean((0, 2))
+
+    def _drawn(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """A sample (E, B, D + 1) of any module's predictions."""
+        means, logvars = self.model.predict_distribution(obs, actions)
+        return means + (0.5 * logvars).exp() * torch.randn_like(means)
 
     def _shuffled(
         self, state: torch.Tensor, total: torch.Tensor, alive: torch.Tensor, each: int

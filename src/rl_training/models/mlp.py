@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 FEW = 4  # outputs up to which sums beat a matrix product
+BLOCK = 800  # rows that pass through a network together where nothing is learned
 
 
 class Linear(nn.Linear):
@@ -68,6 +69,25 @@ class EnsembleMLP(nn.Sequential):
         for layer in self:
             x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
         return x
+
+    @torch.no_grad()
+    def infer(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
+        """``forward`` for many rows (E, B, in), without a gradient. On a CPU, blocks of rows pass through one member at a time
+        and are activated in place, so that they stay in the cache."""
+        plain = all(isinstance(layer, EnsembleLinear | nn.SiLU) for layer in self)
+        if x.device.type != "cpu" or not plain:
+            return self(x, members)
+        layers = [layer for layer in self if isinstance(layer, EnsembleLinear)]
+        who = range(len(layers[0].weight)) if members is None else members.tolist()
+        result = x.new_empty(len(who), x.shape[-2], layers[-1].weight.shape[-1])
+        for k, member in enumerate(who):
+            rows = x if x.ndim == 2 else x[k]
+            weights = [(layer.bias[member], layer.weight[member]) for layer in layers]
+            for block, out in zip(rows.split(BLOCK), result[k].split(BLOCK)):
+                for bias, weight in weights[:-1]:
+                    block = F.silu(torch.addmm(bias, block, weight), inplace=True)
+                torch.addmm(weights[-1][0], block, weights[-1][1], out=out)
+        return result
 
 
 def mlp(
