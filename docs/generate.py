@@ -50,6 +50,8 @@ def results_table(algo: str | None = None) -> str:
         seeds = ", ".join(f"{run['return_mean']:.0f}" for run in result["runs"])
         commit = (result["git"] or {}).get("commit", "")[:8]
         asked = "" if result["threshold"] is None else f"{result['threshold']:g}"
+        if result.get("at_most") is not None:
+            asked = f"at most {result['at_most']:g}"
         lines.append(
             f"| `{result['preset']}` | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {asked} | {commit} |"
         )
@@ -60,6 +62,10 @@ def results_table(algo: str | None = None) -> str:
     )
 
 
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+
+
 def speed_table() -> str:
     """Ours beside each peer, from the newest measurement of each unit of work."""
     lines = ["| work | ours | peer | theirs | ratio | commit |", "|---|---|---|---|---|---|"]
@@ -68,7 +74,7 @@ def speed_table() -> str:
         commit = (unit["git"] or {}).get("commit", "")[:8]
         for row in unit["rows"]:
             lines.append(
-                f"| {unit['what']} | {row['ours']:,.0f} | {row['peer']} | {row['theirs']:,.0f} | **{row['ratio']:.2f} ×** | {commit} |"
+                f"| {unit['what']} | {rate(row['ours'])} | {row['peer']} | {rate(row['theirs'])} | **{row['ratio']:.2f} ×** | {commit} |"
             )
     return "\n".join(lines)
 

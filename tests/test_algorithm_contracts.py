@@ -19,7 +19,7 @@ from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.spec import Blueprint
-from toys import SMOKE, assert_same
+from toys import SMOKE, Pictures, assert_same
 
 ROOT = Path(__file__).parents[1]
 everyone = pytest.mark.parametrize("algo", ALGORITHMS)
@@ -98,6 +98,7 @@ def test_every_declared_option_is_read(algo, tiny):
     configs = [tiny(algo, total_timesteps=96, **switches)]
     if algo == "cql":  # learns boxes and choices by options of their own
         configs.append(configs[0].replace(env_id="CartPole-v1"))
+    pictures = {"env": Pictures} if algo == "gail" else None  # has options for them
     seen = set()
 
     class Watched(spec.config):
@@ -109,6 +110,8 @@ def test_every_declared_option_is_read(algo, tiny):
     try:
         for config in configs:
             spec.train(config)
+        if pictures:
+            spec.train(configs[0], **pictures)
     finally:
         object.__setattr__(spec, "config", Watched.__mro__[1])
     declared = set(spec.config.model_fields) - {"early_stopping"}  # read from the config by its callback

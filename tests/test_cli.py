@@ -184,7 +184,7 @@ MISTAKES = [
     (["eval", "no/such/run"], "no checkpoint at no/such/run"),
     (["resume", "no/such/run"], "no checkpoint at no/such/run"),
     (["show", "ppoo"], "unknown algorithm 'ppoo'; did you mean 'ppo'?"),
-    (["schema", "x"], "unknown algorithm 'x'; known: bc, dqn, ppo"),
+    (["schema", "x"], "unknown algorithm 'x'; known: bc, dqn, gail"),
 ]
 
 

@@ -25,6 +25,7 @@ CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
 CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
 CASES += [(algo, env) for algo in ("qr_dqn", "iqn", "fqf") for env in ("CartPole-v1", "ALE/Breakout-v5")]
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
+CASES += [(algo, env) for algo in ("ppg", "gail") for env in ("CartPole-v1", "Pendulum-v1")]
 CASES += [(algo, "Pendulum-v1") for algo in ("bc", "td3_bc", "iql", "cql", "rlpd")]
 CASES += [("bc", "ALE/Breakout-v5"), ("cql", "CartPole-v1"), ("rlpd", "Hopper-v5")]
 CASES += [(algo, env) for algo in ("pets", "mbpo") for env in CONTINUOUS] + [("mopo", "Pendulum-v1")]

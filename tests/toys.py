@@ -21,6 +21,20 @@ MODEL = {
 }
 SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", {"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]}),
+    "ppg": (
+        "CartPole-v1",
+        {
+            **{"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16], "aux_frequency": 3},
+            **{"aux_epochs": 2, "aux_minibatch_size": 32},
+        },
+    ),
+    "gail": (
+        "CartPole-v1",
+        {
+            **{"num_steps": 32, "minibatch_size": 16, "update_epochs": 2, "hidden_sizes": [16]},
+            **{"expert_dataset_size": 200, "discriminator_batch_size": 16, "discriminator_hidden_sizes": [16]},
+        },
+    ),
     "dqn": ("CartPole-v1", VALUE_BASED),
     "qr_dqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 5}),
     "iqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "action_samples": 5, "embedding_dim": 6}),

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import CQL as CQL
     from rl_training.api.algorithms import DQN as DQN
     from rl_training.api.algorithms import FQF as FQF
+    from rl_training.api.algorithms import GAIL as GAIL
     from rl_training.api.algorithms import IQL as IQL
     from rl_training.api.algorithms import IQN as IQN
     from rl_training.api.algorithms import MBPO as MBPO
     from rl_training.api.algorithms import MOPO as MOPO
     from rl_training.api.algorithms import PETS as PETS
+    from rl_training.api.algorithms import PPG as PPG
     from rl_training.api.algorithms import PPO as PPO
     from rl_training.api.algorithms import QRDQN as QRDQN
     from rl_training.api.algorithms import RLPD as RLPD

@@ -43,11 +43,21 @@ class FlatOptimizer:
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, max_grad_norm: float | None = None) -> None:
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        max_grad_norm: float | None = None,
+        sharing: FlatOptimizer | None = None,
+    ) -> None:
+        """``sharing``: another optimizer of the same parameters; both move the same memory, each with a state of its own."""
         self.params = trainable(params)
         if not self.params:
             raise ValueError(f"{type(self).__name__} got no parameters")
-        self.flat = flatten(self.params)
+        if sharing is not None and [id(p) for p in sharing.params] != [id(p) for p in self.params]:
+            raise ValueError("optimizers can only share all of their parameters, in the same order")
+        self.flat: torch.Tensor = flatten(self.params) if sharing is None else sharing.flat
         self.base_lr, self.scale, self.lr = lr, 1.0, torch.tensor(lr, device=self.flat.device)
         self.max_grad_norm = max_grad_norm
 
@@ -58,8 +68,6 @@ class FlatOptimizer:
                 "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
                 "after the learner was made): make the learner after moving the module"
             )
-        if torch.compiler.is_compiling():
-            return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, self.params)])
         grads = torch.autograd.grad(loss, self.params, allow_unused=True)
         if all(g is None for g in grads):
             raise RuntimeError("the loss depends on none of the optimizer's parameters")
@@ -101,8 +109,9 @@ class FlatAdam(FlatOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_grad_norm: float | None = None,
+        sharing: FlatOptimizer | None = None,
     ) -> None:
-        super().__init__(params, lr=lr, max_grad_norm=max_grad_norm)
+        super().__init__(params, lr=lr, max_grad_norm=max_grad_norm, sharing=sharing)
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.count = torch.zeros((), device=self.flat.device)
         self.betas, self.eps = betas, eps
@@ -204,6 +213,10 @@ class Compiled:
         self._names: list[str] = []
         self.direct = False  # whether calls go straight to the kernels
         self.failed: str | None = None
+
+    @property
+    def used(self) -> bool:
+        return self._call is not None or self.failed is not None
 
     def __call__(self, batch: Tensors) -> tuple[Metrics, Tensors]:
         if self.failed:

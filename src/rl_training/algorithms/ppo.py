@@ -17,6 +17,8 @@ from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import device_of, torch_forward
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 
+EPS = 1e-5  # of Adam
+
 
 def ppo_loss(
     minibatch: Tensors,
@@ -70,11 +72,14 @@ class PPO(Learner):
         normalizer: ObservationNormalizer | None = None,
     ) -> None:
         self.model, self.normalizer = policy, normalizer
-        self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate, eps=1e-5, max_grad_norm=max_grad_norm)
+        self.optimizer = self._optimizer(learning_rate, max_grad_norm)
         self._device = device_of(policy)
         self._clip_coef, self._ent_coef = (torch.tensor(float(x), device=self._device) for x in (clip_coef, ent_coef))
         self._vf_coef, self._clip_values, self._normalize = vf_coef, clip_values, normalize_advantages
         self._forward = policy.host() if isinstance(policy, MLPActorCritic) else None
+
+    def _optimizer(self, learning_rate: float, max_grad_norm: float | None) -> FlatAdam:
+        return FlatAdam(self.model.parameters(), lr=learning_rate, eps=EPS, max_grad_norm=max_grad_norm)
 
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         if self._forward is not None:

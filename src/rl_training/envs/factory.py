@@ -107,6 +107,15 @@ class EnvFactory:
     def reward_options(self, *, training: bool = True) -> RewardOptions:
         return parse_env_kwargs(self.env_kwargs, training=training)[0].wrappers.reward
 
+    def time_limit(self) -> int | None:
+        """After how many steps training episodes are cut; None where that is not known."""
+        env = self.make(training=True)
+        try:
+            own = parse_env_kwargs(self.env_kwargs, training=True)[0].max_episode_steps
+            return own if own is not None or env.spec is None else env.spec.max_episode_steps
+        finally:
+            env.close()
+
     def make(self, *, training: bool) -> gym.Env:
         options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)
         env = _base_env(self.source, options, kwargs)

@@ -24,6 +24,9 @@ ALGORITHMS = {
     for entry in (
         Entry("bc", "BC", "bc_trainer", 1989, "Pomerleau (1989)", "supervised learning of the data's actions"),
         Entry("dqn", "DQN", "dqn_trainer", 2013, "arXiv:1312.5602", "Q-learning with replay and a target network"),
+        Entry(
+            "gail", "GAIL", "gail_trainer", 2016, "arXiv:1606.03476", "imitation: paid for being taken for the expert"
+        ),
         Entry("ppo", "PPO", "ppo_trainer", 2017, "arXiv:1707.06347", "clipped policy gradient on fresh rollouts"),
         Entry("qr_dqn", "QRDQN", "dqn_trainer", 2017, "arXiv:1710.10044", "quantiles of the return at fixed fractions"),
         Entry("iqn", "IQN", "dqn_trainer", 2018, "arXiv:1806.06923", "quantiles of the return at random fractions"),
@@ -39,6 +42,7 @@ ALGORITHMS = {
         Entry(
             "mopo", "MOPO", "mopo_trainer", 2020, "arXiv:2005.13239", "offline: SAC on penalised rollouts of a model"
         ),
+        Entry("ppg", "PPG", "ppg_trainer", 2020, "arXiv:2009.04416", "PPO, and a phase that distils the value"),
         Entry("td3_bc", "TD3BC", "td3_bc_trainer", 2021, "arXiv:2106.06860", "offline: TD3 that stays near the data"),
         Entry("iql", "IQL", "iql_trainer", 2021, "arXiv:2110.06169", "offline: no value of an action outside the data"),
         Entry("rlpd", "RLPD", "rlpd_trainer", 2023, "arXiv:2302.02948", "online learning that starts from prior data"),

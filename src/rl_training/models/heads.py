@@ -1,7 +1,8 @@
 """Action distributions: sampled on the host in numpy while acting, differentiated in torch while learning.
 
 One class per action space. ``sample`` maps network outputs (N, size) to actions and their log-probabilities with noise from
-a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,).
+a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,);
+``divergence`` maps two sets of outputs to KL(first || second), (B,).
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Categorical:
         logp = logits.log_softmax(-1)
         return logp.gather(-1, actions[:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
+    def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        logp = p.log_softmax(-1)
+        return (logp.exp() * (logp - q.log_softmax(-1))).sum(-1)
+
 
 class MultiCategorical:
     """Several independent choices: MultiDiscrete(nvec)."""
@@ -69,6 +74,10 @@ class MultiCategorical:
         logps, entropies = zip(*(part.evaluate(piece, action) for part, piece, action in pieces))
         return torch.stack(logps).sum(0), torch.stack(entropies).sum(0)
 
+    def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        pieces = zip(self.parts, p.split(self.sizes, -1), q.split(self.sizes, -1))
+        return torch.stack([part.divergence(a, b) for part, a, b in pieces]).sum(0)
+
 
 class Bernoulli:
     """Independent switches: MultiBinary(n)."""
@@ -89,6 +98,10 @@ class Bernoulli:
         logp = -F.binary_cross_entropy_with_logits(logits, actions.to(logits.dtype), reduction="none").sum(-1)
         entropy = (F.softplus(-logits) + (1 - logits.sigmoid()) * logits).sum(-1)
         return logp, entropy
+
+    def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        on = p.sigmoid() * (F.logsigmoid(p) - F.logsigmoid(q))
+        return (on + (-p).sigmoid() * (F.logsigmoid(-p) - F.logsigmoid(-q))).sum(-1)
 
 
 class BoxHead:
@@ -119,6 +132,11 @@ class DiagonalGaussian(BoxHead):
         mean, log_std = outputs.split(self.dim, -1)
         z = (actions - mean) * (-log_std).exp()
         return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
+
+    def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        (p_mean, p_log_std), (q_mean, q_log_std) = p.split(self.dim, -1), q.split(self.dim, -1)
+        scaled = ((2 * p_log_std).exp() + (p_mean - q_mean).square()) * (-2 * q_log_std).exp()
+        return (q_log_std - p_log_std + 0.5 * scaled - 0.5).sum(-1)
 
 
 class SquashedGaussian(BoxHead):

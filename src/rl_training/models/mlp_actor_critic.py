@@ -12,7 +12,7 @@ from torch import nn
 from rl_training.models.cnn import features, observation_shape
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import device_of, host_forward, numpy_layers, torch_forward
-from rl_training.models.mlp import ensemble_mlp, orthogonal_
+from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 
 
 class PolicyOutput(NamedTuple):
@@ -22,6 +22,17 @@ class PolicyOutput(NamedTuple):
     logprobs: torch.Tensor
     values: torch.Tensor
     entropy: torch.Tensor
+
+
+class Towers(nn.Module):
+    """Networks of the same shape that do not share weights: (B, ...) -> (number of them, B, W)."""
+
+    def __init__(self, towers: list[nn.Sequential]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(towers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tower(x) for tower in self.towers])
 
 
 class MLPActorCritic(nn.Module):
@@ -42,7 +53,11 @@ class MLPActorCritic(nn.Module):
         head: Head | None = None,
         obs_shape: tuple[int, ...] | None = None,
         initial_log_std: float = 0.0,
+        towers: int | None = None,
+        head_sizes: tuple[int, ...] = (),
     ) -> None:
+        """``towers``: 1 trunk for both, or 2 of them (null: 2 for vectors, 1 for images); ``head_sizes``: layers between the
+        features of images and the outputs."""
         super().__init__()
         if head is None:
             if action_dim is None:
@@ -51,11 +66,14 @@ class MLPActorCritic(nn.Module):
         shape = observation_shape(obs_dim, obs_shape)
         self.head = head
         sizes = (shape[0], *hidden_sizes)
-        width = sizes[-1]
         if len(shape) == 3:
-            self.trunk, _ = features(shape, (width,))
+            trunks = [self._pixels(shape, sizes[-1:], head_sizes) for _ in range(towers or 1)]
+            self.trunk = trunks[0] if len(trunks) == 1 else Towers(trunks)
+            width = (*sizes, *head_sizes)[-1]
         else:
-            self.trunk = ensemble_mlp(2, sizes, nn.Tanh, activate_last=True)
+            width, both = sizes[-1], towers != 1
+            self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
+                          else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
         orthogonal_(self.trunk, 2**0.5)
         dim = head.dim if isinstance(head, DiagonalGaussian) else None
         self.policy_head = nn.Linear(width, head.size if dim is None else dim)
@@ -64,14 +82,25 @@ class MLPActorCritic(nn.Module):
         orthogonal_(self.value_head, 1.0)
         self.log_std = None if dim is None else nn.Parameter(torch.full((dim,), float(initial_log_std)))
 
+    @staticmethod
+    def _pixels(shape: tuple[int, ...], width: tuple[int, ...], head_sizes: tuple[int, ...]) -> nn.Sequential:
+        trunk, number = features(shape, width)
+        return nn.Sequential(*trunk, *mlp((number, *head_sizes), nn.ReLU, activate_last=True))
+
+    def features(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the policy and the value are read off, each (B, W)."""
+        features = self.trunk(obs)
+        return (features, features) if features.ndim == 2 else (features[0], features[1])
+
+    def outputs(self, features: torch.Tensor) -> torch.Tensor:
+        """The parameters (B, head.size) of the action distribution."""
+        outputs = self.policy_head(features)
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size) and values (B,)."""
-        features = self.trunk(obs)
-        policy, value = (features, features) if features.ndim == 2 else features
-        outputs = self.policy_head(policy)
-        if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
-        return outputs, self.value_head(value).squeeze(-1)
+        policy, value = self.features(obs)
+        return self.outputs(policy), self.value_head(value).squeeze(-1)
 
     def host(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """``forward`` on arrays, for acting."""

@@ -18,7 +18,7 @@ from rl_training.algorithms.returns import explained_variance
 from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import opt
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Collector, Step
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run, crossings
 from rl_training.state import Stateful
@@ -230,7 +230,7 @@ class OnPolicyLoop(OnlineLoop):
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
         rollout.clear()
-        for _ in range(rollout.num_steps):
+        for t in range(rollout.num_steps):
             if observe is not None:
                 observe(envs.obs)
             actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
@@ -246,8 +246,12 @@ class OnPolicyLoop(OnlineLoop):
                 obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"], rewards=rewards,
                 values=extras["values"], terminated=step.terminated, truncated=step.truncated, final_values=final_values,
             )  # fmt: skip
+            self.lived(t, step)
             run.step += n
         run.collected(envs, rollout.num_steps * n)
+
+    def lived(self, t: int, step: Step) -> None:
+        """Hook: row ``t`` of the rollout has been stored."""
 
     def finish_rollout(self) -> None:
         """Rewards to advantages; algorithms with rewards of their own replace them first."""

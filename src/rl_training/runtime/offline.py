@@ -111,9 +111,9 @@ def _build_offline_dataset(config: TrainConfig) -> TransitionDataset:
 
 def build_dataset(options: DatasetOptions, factory: EnvFactory, spaces: Spaces) -> TransitionDataset:
     if options.dataset_mix is None:
-        data = _read(options, factory, spaces)
+        data = read_source(options, factory, spaces)
     else:
-        parts = [_read(source, factory, spaces) for source in options.dataset_mix]
+        parts = [read_source(source, factory, spaces) for source in options.dataset_mix]
         size = options.dataset_mix_size or sum(map(len, parts))
         weights = [source.weight for source in options.dataset_mix]
         data = mix_transition_datasets(parts, weights, size, options.dataset_mix_seed)
@@ -135,9 +135,11 @@ def rewards_learned_from(options: DatasetOptions, factory: EnvFactory, data: Tra
     return lambda rewards: transform_rewards(wrapped(rewards), *rest)
 
 
-def _read(source: SourceOptions, factory: EnvFactory, spaces: Spaces) -> TransitionDataset:
+def read_source(
+    source: SourceOptions, factory: EnvFactory, spaces: Spaces, *, check_rewards: bool = True
+) -> TransitionDataset:
     if source.dataset_kind == "random":
-        data = collect_random(factory, source.dataset_size, source.dataset_seed)
+        data = collect_random(factory, source.dataset_size, source.dataset_seed, check_rewards=check_rewards)
     else:
         data = load_transition_dataset(
             source.dataset_kind,
@@ -145,16 +147,19 @@ def _read(source: SourceOptions, factory: EnvFactory, spaces: Spaces) -> Transit
             dataset_id=source.dataset_id,
             download=source.dataset_download,
         )
-    return in_agent_units(data, spaces, source.dataset_path or source.dataset_id or "the random dataset")
+    where = source.dataset_path or source.dataset_id or "the random dataset"
+    return in_agent_units(data, spaces, where, check_rewards=check_rewards)
 
 
-def collect_random(factory: EnvFactory, steps: int, seed: int) -> TransitionDataset:
-    """``steps`` transitions of uniformly random actions, the same for the same seed."""
+def collect_random(
+    factory: EnvFactory, steps: int, seed: int, *, episodes: int | None = None, check_rewards: bool = True
+) -> TransitionDataset:
+    """``steps`` transitions of uniformly random actions (fewer, if ``episodes`` are over sooner), the same for the same seed."""
     rng = Rng(seed, "random dataset").generator
-    collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)
+    collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards, check_rewards=check_rewards)
     try:
         recorder = Recorder(collector.spaces)
-        while len(recorder) < steps:
+        while len(recorder) < steps and (episodes is None or collector.episodes < episodes):
             actions = collector.spaces.random_actions(rng, 1)
             recorder.add(actions, collector.step(actions))
         return recorder.dataset({"seed": seed, "behaviour": {"algo": "random"}})
@@ -228,13 +233,17 @@ class PriorData(Stateful):
         super().load_state_dict(state)
 
 
-def in_agent_units(data: TransitionDataset, spaces: Spaces, where: str) -> TransitionDataset:
+def in_agent_units(
+    data: TransitionDataset, spaces: Spaces, where: str, *, check_rewards: bool = True
+) -> TransitionDataset:
     """Observations, successors and actions as the agent has them; refuses data that is not of this environment."""
     if len(data) == 0:
         raise DatasetError(f"{where} is empty")
     obs, next_obs = (_layout(column.numpy(), spaces, where) for column in (data.obs, data.next_obs))
     given = data.actions.numpy()
     for name, column in (("obs", obs), ("next_obs", next_obs), ("rewards", data.rewards.numpy()), ("actions", given)):
+        if name == "rewards" and not check_rewards:
+            continue
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             raise DatasetError(f"{where}: {name} holds numbers that are not finite")
     if spaces.action_kind == "box":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rl_training.algorithms.ppo import PPO
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
@@ -24,6 +26,19 @@ class PPOOptions(OnPolicyOptions):
     normalize_advantages: bool = opt(True, "zero mean and unit deviation within each minibatch")
     initial_log_std: float = opt(0.0, "log-deviation of continuous actions at the start, in units of the action box")
 
+    def learner(self, plan: Blueprint) -> dict[str, Any]:
+        """The arguments of PPO and of what is built on it."""
+        return {
+            "learning_rate": self.learning_rate,
+            "clip_coef": self.clip_coef,
+            "ent_coef": self.ent_coef,
+            "vf_coef": self.vf_coef,
+            "max_grad_norm": self.max_grad_norm,
+            "clip_values": self.clip_values,
+            "normalize_advantages": self.normalize_advantages,
+            "normalizer": plan.normalizer(self.normalize_observations),
+        }
+
 
 def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
     policy = plan.make(
@@ -33,17 +48,7 @@ def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
         hidden_sizes=cfg.hidden_sizes,
         initial_log_std=cfg.initial_log_std,
     )
-    return PPO(
-        policy=policy,
-        learning_rate=cfg.learning_rate,
-        clip_coef=cfg.clip_coef,
-        ent_coef=cfg.ent_coef,
-        vf_coef=cfg.vf_coef,
-        max_grad_norm=cfg.max_grad_norm,
-        clip_values=cfg.clip_values,
-        normalize_advantages=cfg.normalize_advantages,
-        normalizer=plan.normalizer(cfg.normalize_observations),
-    )
+    return PPO(policy=policy, **cfg.learner(plan))
 
 
 SPECS = {

@@ -140,6 +140,13 @@ class Run(Stateful):
             self._state.request_stop(f"max_updates={self._max_updates} reached")
         return result
 
+    def counted(self, result: UpdateResult) -> UpdateResult:
+        """Count and announce learning of another kind than the learner's ``update``, which ``max_updates`` does not limit."""
+        self.gradient_steps += result.num_gradient_steps
+        for hook in self._on_update:
+            hook(self._shown(), result)
+        return result
+
     def end_epoch(self) -> None:
         """One collect-and-learn cycle (offline: one pass over the data) is done."""
         self.epoch += 1

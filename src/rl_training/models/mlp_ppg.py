@@ -1,0 +1,44 @@
+"""The network of Phasic Policy Gradient: policy, value, and a second value read off the policy's features."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rl_training.models.mlp import orthogonal_
+from rl_training.models.mlp_actor_critic import MLPActorCritic
+
+Architecture = Literal["detach", "dual"]
+
+
+class MLPPPGModel(MLPActorCritic):
+    """``detach``: one trunk, in which the value has no say (its gradient ends at its own head). ``dual``: a trunk each.
+
+    Either way the auxiliary value, of the policy's features, is how what the value knows comes to shape them.
+    """
+
+    def __init__(self, *, architecture: Architecture = "detach", **shape: Any) -> None:
+        super().__init__(**shape, towers=1 if architecture == "detach" else 2)
+        self._detached = architecture == "detach"
+        self.aux_head = nn.Linear(self.value_head.in_features, 1)
+        orthogonal_(self.aux_head, 1.0)
+
+    def features(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        policy, value = super().features(obs)
+        return policy, value.detach() if self._detached else value
+
+    def everything(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Distribution outputs (B, head.size), values (B,) and auxiliary values (B,), from one pass."""
+        policy, value = self.features(obs)
+        return self.outputs(policy), self.value_head(value).squeeze(-1), self.aux_head(policy).squeeze(-1)
+
+    def policy_logits(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.outputs(self.features(obs)[0])
+
+    def values(self, obs: torch.Tensor) -> torch.Tensor:
+        return self(obs)[1]
+
+    def auxiliary_values(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.everything(obs)[2]

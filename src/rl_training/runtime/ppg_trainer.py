@@ -1,0 +1,152 @@
+"""PPG on the on-policy loop: rollouts are remembered, and every so many of them the auxiliary phase learns from all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.ppg import PPG
+from rl_training.experiment.config import opt
+from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
+from rl_training.runtime.loops import OnPolicyLoop
+from rl_training.runtime.ppo_trainer import PPOOptions
+from rl_training.runtime.run import Run
+from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+
+class PPGOptions(PPOOptions):
+    TITLE = "ppg"
+    normalize_advantages: bool = opt(True, "zero mean and unit deviation over the whole rollout")
+    architecture: Architecture = opt(
+        "detach", "detach: one trunk, without the value's gradient in the policy phase; dual: a trunk each"
+    )
+    aux_learning_rate: float = opt(3e-4, "step size of the auxiliary phase's own Adam", gt=0)
+    aux_frequency: int = opt(16, "rollouts between auxiliary phases", ge=1)
+    aux_epochs: int = opt(6, "passes of an auxiliary phase over what is remembered", ge=0)
+    aux_minibatch_size: int = opt(512, "samples per update of the auxiliary phase", ge=1)
+    aux_buffer_rollouts: int | None = opt(
+        None, "rollouts remembered, the last ones; null: all since the last phase", ge=1
+    )
+    aux_value_coef: float = opt(1.0, "weight of the auxiliary value's regression", ge=0)
+    behavior_clone_coef: float = opt(1.0, "weight of the divergence from the policy before the phase", ge=0)
+    value_clone_coef: float = opt(1.0, "weight of the true value's regression", ge=0)
+
+
+class Remembered:
+    """Observations and value targets of the last rollouts, as they were when collected."""
+
+    def __init__(self, rollouts: int, rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> None:
+        self.rollouts, self._rows, self.count = rollouts, rows, 0
+        self.obs = np.zeros((rollouts * rows, *obs_shape), obs_dtype)
+        self.returns = np.zeros(rollouts * rows, np.float32)
+
+    def add(self, obs: np.ndarray, returns: np.ndarray) -> None:
+        """One rollout (T, N, ...); the oldest makes way."""
+        place = self.count % self.rollouts * self._rows
+        self.obs[place : place + self._rows] = obs.reshape(self._rows, *obs.shape[2:])
+        self.returns[place : place + self._rows] = returns.reshape(-1)
+        self.count += 1
+
+    def __len__(self) -> int:
+        return min(self.count, self.rollouts) * self._rows
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        held = len(self)
+        return {
+            "count": self.count,
+            "obs": torch.from_numpy(self.obs[:held].copy()),
+            "returns": torch.from_numpy(self.returns[:held].copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.obs[: len(self)], self.returns[: len(self)] = state["obs"].numpy(), state["returns"].numpy()
+
+
+class PPGLoop(OnPolicyLoop):
+    def __init__(self, run: Run, agent: Learner, cfg: PPGOptions) -> None:
+        super().__init__(run, agent, cfg)
+        spaces, rows = run.spaces, self._rollout.num_steps * self._rollout.num_envs
+        kept = min(cfg.aux_buffer_rollouts or cfg.aux_frequency, cfg.aux_frequency)
+        self.remembered = Remembered(kept, rows, spaces.obs_shape, spaces.obs_dtype)
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        cfg, rows = self._cfg, self._rollout.num_steps * self._rollout.num_envs
+        phases = total_timesteps // (rows * cfg.aux_frequency)
+        each = cfg.aux_epochs * -(-self.remembered.rollouts * rows // cfg.aux_minibatch_size)
+        return super().expected_updates(total_timesteps) + phases * each
+
+    def finish_rollout(self) -> None:
+        super().finish_rollout()
+        rollout = self._rollout
+        self.remembered.add(rollout.obs, rollout.returns)
+        if self._cfg.normalize_advantages:
+            rollout.advantages -= rollout.advantages.mean()
+            rollout.advantages /= rollout.advantages.std() + 1e-8
+
+    def after_update(self) -> None:
+        if self.remembered.count == self._cfg.aux_frequency:
+            self.auxiliary_phase()
+            self.remembered.clear()
+
+    def auxiliary_phase(self) -> None:
+        """Passes over all that is remembered, towards the values of then and the policy of now."""
+        run, cfg, held = self._run, self._cfg, len(self.remembered)
+        obs = torch.from_numpy(self.remembered.obs[:held]).to(run.device)
+        returns = torch.from_numpy(self.remembered.returns[:held]).to(run.device)
+        size = cfg.aux_minibatch_size
+        teacher = torch.cat([self.agent.teacher_logits(part) for part in obs.split(4_096)])
+        for _ in range(cfg.aux_epochs):
+            order = torch.from_numpy(self.shuffle.generator.permutation(held)).to(run.device)
+            for rows in order.split(size):
+                batch = {"obs": obs[rows], "returns": returns[rows], "teacher_logits": teacher[rows]}
+                result = run.counted(self.agent.auxiliary_update(batch, global_step=run.step))
+        if cfg.aux_epochs:
+            run.note(**result.metrics)
+
+    def metrics(self) -> dict[str, float]:
+        agent = self.agent
+        counts = {
+            "policy_gradient_steps": agent.policy_updates,
+            "auxiliary_gradient_steps": agent.auxiliary_updates,
+            "remembered_rollouts": self.remembered.count,
+        }
+        return {**super().metrics(), **{name: float(count) for name, count in counts.items()}}
+
+
+def build(cfg: PPGOptions, plan: Blueprint) -> PPG:
+    model = plan.make(
+        MLPPPGModel,
+        **plan.shape,
+        head=plan.head,
+        hidden_sizes=cfg.hidden_sizes,
+        initial_log_std=cfg.initial_log_std,
+        architecture=cfg.architecture,
+    )
+    return PPG(
+        model=model,
+        aux_learning_rate=cfg.aux_learning_rate,
+        aux_value_coef=cfg.aux_value_coef,
+        behavior_clone_coef=cfg.behavior_clone_coef,
+        value_clone_coef=cfg.value_clone_coef,
+        **{**cfg.learner(plan), "normalize_advantages": False},  # the loop does it, over the whole rollout
+    )
+
+
+SPECS = {
+    "ppg": AlgorithmSpec(
+        name="ppg",
+        config=PPGOptions,
+        build=build,
+        loop=PPGLoop,
+        obs=("vector", "image"),
+        actions=("discrete", "box", "multi_discrete", "multi_binary"),
+    )
+}
+train_ppg = SPECS["ppg"].train

@@ -1,0 +1,152 @@
+"""What GAIL's trainer adds: expert data, the discriminator's turn, its pay, and nothing of the environment's."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training import GAIL, TrainConfig
+from rl_training.data.dataset_files import write_npz
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.gail_trainer import GAILLoop
+from rl_training.runtime.run import Run
+from toys import Broken, Counter, Pictures
+
+spec = get_algorithm_spec("gail")
+
+
+def a_loop(config, env=None):
+    options = spec.options(config)
+    from rl_training.envs.factory import EnvFactory
+
+    factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+    plan = spec.blueprint(config, factory, None, "cpu")
+    run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[])
+    return spec.loop(run, spec.build(options, plan), options)
+
+
+def test_an_environment_that_pays_nothing_but_nan_is_learned_in_all_the_same(tiny):
+    result = spec.train(tiny("gail", normalize_rewards=True), env=lambda: Broken("nan reward", at=1))
+    assert np.isfinite(result.metrics["loss"]) and np.isfinite(result.metrics["imitation_reward"])
+
+
+def test_the_discriminator_learns_before_it_pays(tiny, monkeypatch):
+    order = []
+    for name in ("train_discriminator", "pay"):
+        plain = getattr(GAILLoop, name)
+        monkeypatch.setattr(
+            GAILLoop, name, lambda self, *a, plain=plain, name=name: (order.append(name), plain(self, *a))[1]
+        )
+    spec.train(tiny("gail", total_timesteps=64))
+    assert order == ["train_discriminator", "pay"] * 2
+
+
+def test_what_the_policy_is_paid_is_the_discriminators_reward(tiny):
+    loop = a_loop(tiny("gail", normalize_rewards=False))
+    loop.collect()
+    obs, actions = loop._flat()
+    loop.pay(obs, actions)
+    expected = loop.agent.discriminator_reward(obs, actions).numpy()
+    np.testing.assert_allclose(loop._rollout.rewards.reshape(-1), expected, rtol=1e-6)
+    loop.close()
+
+
+def test_with_absorbing_states_a_constant_judge_pays_the_same_for_any_length(tiny):
+    """Every step is worth ln 2; an episode that has ended goes on being worth it."""
+    gamma = 0.9
+    config = tiny("gail", absorbing=True, normalize_rewards=False, gamma=gamma, num_steps=60)
+    for limit in (3, 7, 20):
+        loop = a_loop(config, env=lambda limit=limit: Counter(limit=limit, terminate=True))
+        with torch.no_grad():
+            for parameter in loop.agent.discriminator.body[-1].parameters():
+                parameter.zero_()
+        loop.collect()
+        loop.pay(*loop._flat())
+        discounted = sum(gamma**t * r for t, r in enumerate(loop._rollout.rewards[:limit, 0]))
+        assert discounted == pytest.approx(np.log(2) / (1 - gamma), rel=1e-5)
+        loop.close()
+
+
+def test_the_time_after_episodes_is_shown_in_proportion(tiny):
+    """Episodes of 5 of 20 steps: three quarters of what an expert does is having arrived."""
+    config = tiny("gail", absorbing=True, num_steps=60, env_kwargs={"max_episode_steps": 20}, expert_dataset_size=100)
+    loop = a_loop(config, env=lambda: Counter(limit=5, terminate=True))
+    loop.collect()
+    assert loop._after.sum() == 12 * 15 and loop._expert_after == 20 * 15
+    assert loop._absorbed(20_000, loop._after.sum(), 60).mean().item() == pytest.approx(0.75, abs=0.02)
+    assert loop.lengths == [0]
+    loop.close()
+
+
+def test_actions_are_judged_as_the_environment_takes_them(tiny):
+    loop = a_loop(tiny("gail", env_id="Pendulum-v1", initial_log_std=2.0))
+    loop.collect()
+    _, actions = loop._flat()
+    assert np.abs(loop._rollout.actions).max() > 1 and actions.abs().max() == 1
+    loop.close()
+
+
+def test_the_discriminator_sees_observations_as_they_are(tiny):
+    loop = a_loop(tiny("gail", normalize_observations=True))
+    loop.collect()
+    obs, _ = loop._flat()
+    assert not np.allclose(obs.numpy(), loop._rollout.obs.reshape(-1, 4))
+    loop.close()
+
+
+def expert_file(folder, episodes=4, length=5):
+    """A Counter's episodes, in which action 1 is always taken."""
+    t = np.tile(np.arange(length, dtype=np.float32), episodes)
+    ends = (t == length - 1).astype(np.float32)
+    columns = {"obs": t[:, None], "actions": np.ones(len(t), np.int64), "rewards": np.ones(len(t))}
+    columns |= {"next_obs": t[:, None] + 1, "terminations": ends, "truncations": np.zeros(len(t))}
+    path = folder / "expert.npz"
+    write_npz(path, TransitionDataset.from_dict(columns))
+    return str(path)
+
+
+def test_only_the_first_episodes_of_a_file_if_so_asked(tiny, tmp_path):
+    given = {"expert_dataset_kind": "npz", "expert_dataset_path": expert_file(tmp_path), "expert_episodes": 3}
+    loop = a_loop(tiny("gail", **given), env=lambda: Counter(limit=5, terminate=True))
+    assert len(loop.expert) == 15 and loop._run.references["expert_return"] == 5
+    loop.close()
+
+
+def test_a_checkpoint_makes_the_experts_data_and_the_score_is_relative_to_it(tiny):
+    expert = get_algorithm_spec("ppo").train(tiny("ppo"))
+    given = {"expert_dataset_kind": "checkpoint", "expert_dataset_path": str(expert.run_dir), "expert_episodes": 2}
+    metrics = spec.train(tiny("gail", **given)).metrics
+    assert "eval_score" in metrics
+
+
+def test_a_warm_start_imitates_before_the_first_rollout(tiny, tmp_path):
+    given = {"expert_dataset_kind": "npz", "expert_dataset_path": expert_file(tmp_path), "bc_updates": 200}
+    config = tiny("gail", **given, total_timesteps=32, learning_rate=1e-2, clip_coef=1e-9)
+    agent = GAIL(config, env=lambda: Counter(limit=5, terminate=True))
+    agent.learn()
+    assert all(agent.predict([float(t)]) == 1 for t in range(5))
+
+
+def test_a_random_expert_is_said_to_be_none(tiny, capsys):
+    spec.train(tiny("gail", progress="lines", total_timesteps=32))
+    assert "there is no expert" in capsys.readouterr().err
+
+
+def test_pictures_and_their_options(tiny):
+    sizes = {"features_dim": 8, "head_hidden_sizes": [6], "discriminator_features_dim": 8}
+    config = tiny("gail", **sizes, discriminator_head_hidden_sizes=[4])
+    assert np.isfinite(spec.train(config, env=Pictures).metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_dataset_kind": "npz"}, "npz data needs expert_dataset_path"),
+        ({"expert_dataset_kind": "checkpoint"}, "checkpoint data needs expert_dataset_path"),
+        ({"absorbing": True, "gamma": 1.0}, "gamma must be below 1"),
+        ({"reward_type": "log"}, "reward_type"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        spec.options(TrainConfig(algo="gail", env_id="CartPole-v1", algo_kwargs=changes))
