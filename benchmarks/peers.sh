@@ -11,13 +11,14 @@ make_peer() {
   "$folder/$name/bin/pip" install --quiet "torch>=2.11,<2.14" "$@"
   touch "$folder/$name/.done"
 }
-for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy mbrl}"; do
+for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy mbrl imitation}"; do
   for name in $peer; do
     case $name in
       sb3) make_peer sb3 stable-baselines3 sb3-contrib "gymnasium[mujoco]" ;;
       sbx) make_peer sbx sbx-rl "gymnasium[mujoco]" ;;
       tianshou) make_peer tianshou tianshou ;;
       axiomrl) make_peer axiomrl axiomrl ;;
+      imitation) make_peer imitation imitation ;;
       d3rlpy) make_peer d3rlpy d3rlpy ;;
       mbrl)  # mbrl-lib pins packages that no longer install; its models and planners need only these
         make_peer mbrl hydra-core gymnasium tqdm termcolor matplotlib imageio sk-video

@@ -31,6 +31,8 @@ UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 
          "ensemble_update": "gradient steps of 7 members of 4x200, batch 256 each",
          "ensemble_rollout": "imagined steps of 10,500 rows, each by one random elite of 4x200",
          "pets_plan": "PETS plans, 400 candidates x 20 steps x 5 iterations x 20 particles, 5 members of 4x200",
+         "ppg_cartpole": "PPG without its auxiliary phase beside PPO, CartPole, 8 envs x 128, 4 epochs x 4 minibatches",
+         "gail_cartpole": "GAIL CartPole, as PPO, 4 discriminator updates of 256 + 256 rows a rollout",
          "mbpo_update": "MBPO's policy updates beside SAC's own, 256x256, batch 256",
          "ensemble_wall": "gradient steps of the ensemble, wall time, both cores, each at its best setting",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
@@ -39,7 +41,8 @@ ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpol
          ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3,
          ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1, ("ensemble_update", "mbrl"): 1.1,
          ("ensemble_rollout", "mbrl"): 1.5, ("ensemble_rollout", "axiomrl"): 7, ("pets_plan", "mbrl"): 1.4,
-         ("mbpo_update", "sac"): 0.9}  # fmt: skip
+         ("mbpo_update", "sac"): 0.9, ("ppg_cartpole", "ppo"): 0.85, ("gail_cartpole", "imitation"): 2,
+         ("gail_cartpole", "axiomrl"): 2}  # fmt: skip
 WHO = {
     "rlpd_update": ("plain",),
     "cql_update": ("d3rlpy",),
@@ -51,14 +54,16 @@ WHO = {
     "ensemble_rollout": ("mbrl", "axiomrl"),
     "pets_plan": ("mbrl", "axiomrl"),
     "mbpo_update": ("sac",),
+    "ppg_cartpole": ("ppo",),
+    "gail_cartpole": ("imitation", "axiomrl"),
 }
-SCRIPTS = {"tianshou": ["tianshou_peer.py"], "axiomrl": ["axiomrl_peer.py"]}
+SCRIPTS = {name: [f"{name}_peer.py"] for name in ("tianshou", "axiomrl", "imitation")}
 ONE_SCRIPT = {  # no environment: one script for everyone
     **dict.fromkeys(("rlpd_update", "cql_update"), "updates.py"),
     **dict.fromkeys(("ensemble_update", "ensemble_rollout", "pets_plan", "mbpo_update"), "models.py"),
 }
 WALL = {"sac_wall": "sac_cheetah", "ensemble_wall": "ensemble_update"}  # by the clock, with one thread and with two
-OWN = ("ours", "plain", "sac")  # contenders that run in this environment
+OWN = ("ours", "plain", "sac", "ppo")  # contenders that run in this environment
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
@@ -66,8 +71,8 @@ def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
     python = sys.executable if who in OWN else str(PEERS / who / "bin" / "python")
     if unit in ONE_SCRIPT:
         words = [python, ONE_SCRIPT[unit], unit, who]
-    elif who == "ours":
-        words = [python, "ours.py", unit]
+    elif who in ("ours", "ppo"):
+        words = [python, "ours.py", unit if who == "ours" else "ppo_alone"]
     else:
         words = [python, *SCRIPTS.get(who, ["peer.py", who]), unit]
     pinned = {name: str(threads) for name in ("THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -99,7 +104,7 @@ def main() -> None:
 
     facts = provenance()
     facts.pop("command")
-    peers = ("sb3", "sbx", "tianshou", "axiomrl", "d3rlpy", "mbrl")
+    peers = ("sb3", "sbx", "tianshou", "axiomrl", "d3rlpy", "mbrl", "imitation")
     installed = [*OWN[1:], *(name for name in peers if (PEERS / name / "bin" / "python").exists())]
     print(f"peers: {', '.join(installed) or 'none installed; see benchmarks/peers.sh'}")
     units = [unit for unit in UNITS if not args.only or any(unit.startswith(part) for part in args.only.split(","))]

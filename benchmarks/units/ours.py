@@ -1,4 +1,4 @@
-"""rl_training on one unit of work: python ours.py UNIT [compile]"""
+"""rl_training on one unit of work: python ours.py UNIT [eager]; ppo_alone is what ppg_cartpole is compared with"""
 
 import sys
 import tempfile
@@ -10,7 +10,11 @@ from rl_training.experiment.registry import get_algorithm_spec
 
 unit = sys.argv[1]
 compiled = sys.argv[2:] != ["eager"]
-ppo = unit.startswith("ppo")
+ON_POLICY = {  # beside PPO's own: (algorithm, its options)
+    "ppo_alone": ("ppo", {}),
+    "ppg_cartpole": ("ppg", {"architecture": "dual", "aux_epochs": 0}),
+    "gail_cartpole": ("gail", {"discriminator_updates": 4, "discriminator_batch_size": 256}),
+}
 VALUE_BASED = {  # double only where the peers' is
     "dqn_cartpole": ("dqn", {"double": False}),
     "qrdqn_cartpole": ("qr_dqn", {"num_quantiles": 50, "double": False}),
@@ -30,10 +34,11 @@ class Timing(Callback):
                 trainer.request_stop("measured")
 
 
-if ppo:
-    env, num_envs, steps, minibatch, epochs = UNITS[unit]
-    algo, warm = "ppo", num_envs * steps * 3
-    options = {"num_steps": steps, "minibatch_size": minibatch, "update_epochs": epochs}
+if unit in ON_POLICY or unit in UNITS:
+    env, num_envs, steps, minibatch, epochs = UNITS.get(unit, UNITS["ppo_cartpole"])
+    algo, own = ON_POLICY.get(unit, ("ppo", {}))
+    warm = num_envs * steps * 3
+    options = {"num_steps": steps, "minibatch_size": minibatch, "update_epochs": epochs, **own}
 elif unit in VALUE_BASED:
     algo, own = VALUE_BASED[unit]
     env, num_envs, warm = "CartPole-v1", 1, 1500
