@@ -203,26 +203,6 @@ def test_presets_are_valid_and_lie_in_the_folder_of_their_algorithm(preset):
 
 
 @everyone
-def test_compiled_updates_learn_the_same(algo, tiny):
-    """Eager and compiled differ in the last bits only."""
-    ends = {}
-    for compiled in (False, True):
-        result = get_algorithm_spec(algo).train(tiny(algo, total_timesteps=96, compile=compiled, eval_interval=0))
-        state = load_checkpoint(result.checkpoint_path)
-        assert state.trainer_state["engine"]["compile"] is compiled
-        ends[compiled] = state
-    assert ends[True].trainer_state["update_count"] == ends[False].trainer_state["update_count"]
-
-    def network(state):
-        part = next(v for k, v in state.items() if k in ("model", "policy", "q_network"))
-        return part.get("model", part)  # a policy may be a learner of its own
-
-    a, b = (network(ends[compiled].algorithm_state) for compiled in (False, True))
-    for name, tensor in a.items():
-        assert torch.allclose(tensor, b[name], atol=2e-3), name
-
-
-@everyone
 def test_metrics_read_lazily_are_what_they_were(algo, tiny):
     """An update's numbers do not change when later updates happen."""
     from rl_training import Callback

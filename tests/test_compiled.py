@@ -9,9 +9,11 @@ from rl_training import Callback
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, descend
 from rl_training.algorithms.sac import SAC
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPSACModel
-from toys import SMOKE, tiny_config
+from rl_training.runtime.workflows import resume_training
+from toys import SMOKE, StopAt, same_end, tiny_config
 
 pytestmark = pytest.mark.skipif(
     cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"
@@ -52,23 +54,41 @@ def test_two_learners_in_one_process_keep_their_own_constants_and_equal_eager():
     assert abs(ends[0.9] - ends[0.5]) > 1e-3
 
 
+def graphs(learner):
+    """Of a learner and of those it is made of."""
+    inner = [graph for part in learner._parts().values() if isinstance(part, Learner) for graph in graphs(part)]
+    return [*inner, *(learner._run or {}).values()]
+
+
+class Look(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_end(self, trainer, result):
+        self.seen = [graph for graph in graphs(trainer.algorithm) if graph.used]
+
+
+def network(state):
+    part = next(v for k, v in state.algorithm_state.items() if k in ("model", "policy", "q_network"))
+    return part.get("model", part)  # a policy may be a learner of its own
+
+
 @pytest.mark.parametrize("algo", SMOKE)
-def test_compiled_updates_go_straight_to_the_kernels(algo, tmp_path):
-    seen = []
-
-    def graphs(learner):
-        """Of a learner and of those it is made of."""
-        inner = [graph for part in learner._parts().values() if isinstance(part, Learner) for graph in graphs(part)]
-        return [*inner, *(learner._run or {}).values()]
-
-    class Look(Callback):
-        def on_train_end(self, trainer, result):
-            seen.extend(graphs(trainer.algorithm))
-
-    config = tiny_config(algo, tmp_path, compile=True, total_timesteps=64)
-    get_algorithm_spec(algo).train(config, callbacks=[Look()])
-    used = [graph for graph in seen if graph.used]
-    assert used and all(graph.direct for graph in used)
+def test_compiled_runs_go_straight_to_the_kernels_learn_the_same_and_resume_exactly(algo, tmp_path):
+    spec, look = get_algorithm_spec(algo), Look()
+    config = tiny_config(algo, tmp_path, compile=True, total_timesteps=96, eval_interval=0)
+    straight = load_checkpoint(spec.train(config, run_suffix="straight", callbacks=[look]).checkpoint_path)
+    assert look.seen and all(graph.direct for graph in look.seen)
+    assert straight.trainer_state["engine"]["compile"] is True
+    # eager and compiled differ in the last bits only
+    eager = load_checkpoint(spec.train(config.replace(compile=False), run_suffix="eager").checkpoint_path)
+    assert eager.trainer_state["engine"]["compile"] is False
+    assert straight.trainer_state["update_count"] == eager.trainer_state["update_count"]
+    for name, tensor in network(eager).items():
+        assert torch.allclose(tensor, network(straight)[name], atol=2e-3), name
+    # stopped and resumed, no bit differs
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(50)])
+    same_end(straight, load_checkpoint(resume_training(stopped.run_dir).checkpoint_path))
 
 
 def test_two_learners_of_different_shape_do_not_share_a_graph():

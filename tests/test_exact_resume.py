@@ -18,7 +18,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
 from rl_training.runtime.workflows import resume_training
-from toys import SMOKE, Counter, assert_same
+from toys import SMOKE, Counter, StopAt, assert_same, same_end
 
 DISCRETE = ("CartPole-v1", "LunarLander-v3", "ALE/Breakout-v5")
 CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
@@ -33,21 +33,6 @@ ATARI = {
     "max_episode_steps": 60,
     "wrappers": {"atari": {"noop_max": 4, "screen_size": 36, "frame_stack": 2, "terminal_on_life_loss": True}},
 }
-
-
-class StopAt(Callback):
-    def __init__(self, *steps: int) -> None:
-        self.steps = list(steps)
-
-    def on_update_end(self, trainer, result):
-        if self.steps and trainer.global_step >= self.steps[0]:
-            self.steps.pop(0)
-            trainer.request_stop("a test")
-
-
-def same_end(a, b) -> None:
-    for part in ("algorithm_state", "buffer_state", "trainer_state"):
-        assert_same(getattr(a, part), getattr(b, part), part)
 
 
 def settings(algo: str, env_id: str) -> dict:
@@ -137,17 +122,6 @@ def test_options_with_state_of_their_own_resume_exactly(tiny, algo, changes):
     stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(77)])
     resumed = resume_training(stopped.run_dir)
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
-
-
-@pytest.mark.parametrize("algo", SMOKE)
-def test_a_compiled_run_resumes_exactly_too(tiny, algo):
-    spec = get_algorithm_spec(algo)
-    config = tiny(algo, total_timesteps=96, compile=True, eval_interval=0)
-    straight = spec.train(config, run_suffix="straight")
-    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(50)])
-    resumed = resume_training(stopped.run_dir)
-    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
-    assert load_checkpoint(resumed.checkpoint_path).trainer_state["engine"]["compile"] is True
 
 
 def test_a_larger_total_continues_from_the_same_state(tiny):

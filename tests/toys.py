@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training import TrainConfig
+from rl_training import Callback, TrainConfig
 
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
 VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}
@@ -179,3 +179,21 @@ def assert_same(a: Any, b: Any, path: str = "state") -> None:
             assert_same(x, y, f"{path}[{i}]")
     else:
         assert a == b, f"{path}: {a} against {b}"
+
+
+class StopAt(Callback):
+    """Stops a run at the first update after each of these steps."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = list(steps)
+
+    def on_update_end(self, trainer, result):
+        if self.steps and trainer.global_step >= self.steps[0]:
+            self.steps.pop(0)
+            trainer.request_stop("a test")
+
+
+def same_end(a: Any, b: Any) -> None:
+    """Two checkpoints, of which no bit differs."""
+    for part in ("algorithm_state", "buffer_state", "trainer_state"):
+        assert_same(getattr(a, part), getattr(b, part), part)
