@@ -84,6 +84,13 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
             "ppo",
             {"clip_coef_schedule": {"type": "linear", "start": 0.3, "end": 0.1}, "target_kl": 0.01, "warmup_steps": 40},
         ),
+        (
+            "gail",
+            {
+                **{"env_id": "CartPole-v1", "absorbing": True, "gradient_penalty": 1.0, "bc_updates": 5},
+                **{"num_envs": 2, "normalize_observations": True},
+            },
+        ),
         ("sac", {"normalize_observations": True, "alpha": 0.1, "gradient_updates_per_step": 3}),
         (
             "dqn",

@@ -8,7 +8,8 @@ from rl_training import GAIL, TrainConfig
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.gail_trainer import GAILLoop
+from rl_training.runtime.collection import collect_from_checkpoint
+from rl_training.runtime.gail_trainer import GAILLoop, finished_returns
 from rl_training.runtime.run import Run
 from toys import Broken, Counter, Pictures
 
@@ -87,10 +88,22 @@ def test_actions_are_judged_as_the_environment_takes_them(tiny):
 
 
 def test_the_discriminator_sees_observations_as_they_are(tiny):
-    loop = a_loop(tiny("gail", normalize_observations=True))
+    loop = a_loop(tiny("gail", normalize_observations=True), env=lambda: Counter(limit=8))
     loop.collect()
     obs, _ = loop._flat()
-    assert not np.allclose(obs.numpy(), loop._rollout.obs.reshape(-1, 4))
+    assert obs[:, 0].tolist() == [t % 8 for t in range(32)]
+    assert loop._rollout.obs.max() < 4  # what the policy learns from is scaled
+    loop.close()
+
+
+def test_a_judge_that_says_the_same_of_everything_pays_the_same_for_everything(tiny):
+    loop = a_loop(tiny("gail", normalize_rewards=True))
+    with torch.no_grad():
+        for parameter in loop.agent.discriminator.body[-1].parameters():
+            parameter.zero_()
+    loop.collect()
+    loop.pay(*loop._flat())
+    assert np.ptp(loop._rollout.rewards) == 0 and 0 < loop._rollout.rewards[0, 0] < 10
     loop.close()
 
 
@@ -115,8 +128,27 @@ def test_only_the_first_episodes_of_a_file_if_so_asked(tiny, tmp_path):
 def test_a_checkpoint_makes_the_experts_data_and_the_score_is_relative_to_it(tiny):
     expert = get_algorithm_spec("ppo").train(tiny("ppo"))
     given = {"expert_dataset_kind": "checkpoint", "expert_dataset_path": str(expert.run_dir), "expert_episodes": 2}
-    metrics = spec.train(tiny("gail", **given)).metrics
-    assert "eval_score" in metrics
+    loop = a_loop(tiny("gail", **given))
+    greedy = collect_from_checkpoint(expert.run_dir, episodes=2, deterministic=True, seed=0)
+    assert len(loop.expert) == len(greedy)
+    assert loop._run.references["expert_return"] == greedy.returns().mean() != loop._run.references["random_return"]
+    loop.close()
+    assert "eval_score" in spec.train(tiny("gail", **given)).metrics
+
+
+def test_an_expert_of_another_environment_is_refused(tiny):
+    expert = get_algorithm_spec("ppo").train(tiny("ppo"))
+    given = {"expert_dataset_kind": "checkpoint", "expert_dataset_path": str(expert.run_dir)}
+    with pytest.raises(ValueError, match="acts in CartPole-v1, not in Acrobot-v1"):
+        spec.train(tiny("gail", env_id="Acrobot-v1", **given))
+
+
+def test_a_random_expert_has_no_score_and_an_unfinished_episode_no_return(tiny, tmp_path):
+    assert "eval_score" not in spec.train(tiny("gail", total_timesteps=32)).metrics
+    t = np.arange(7, dtype=np.float32)
+    columns = {"obs": t[:, None], "actions": np.ones(7, np.int64), "rewards": np.ones(7), "next_obs": t[:, None] + 1}
+    data = TransitionDataset.from_dict({**columns, "terminations": t == 4, "truncations": np.zeros(7)})
+    assert finished_returns(data).tolist() == [5.0]
 
 
 def test_a_warm_start_imitates_before_the_first_rollout(tiny, tmp_path):
@@ -125,6 +157,24 @@ def test_a_warm_start_imitates_before_the_first_rollout(tiny, tmp_path):
     agent = GAIL(config, env=lambda: Counter(limit=5, terminate=True))
     agent.learn()
     assert all(agent.predict([float(t)]) == 1 for t in range(5))
+
+
+def test_a_warm_start_outlives_the_first_look_at_observations(tiny, tmp_path):
+    """An expert that turns from 0 to 1 halfway: to be cloned on the scale that is acted on."""
+    t = np.tile(np.arange(6, dtype=np.float32), 5)
+    columns = {
+        "obs": t[:, None],
+        "actions": (t > 2).astype(np.int64),
+        "rewards": np.ones(30),
+        "next_obs": t[:, None] + 1,
+    }
+    path = tmp_path / "turn.npz"
+    write_npz(path, TransitionDataset.from_dict({**columns, "terminations": t == 5, "truncations": np.zeros(30)}))
+    given = {"expert_dataset_kind": "npz", "expert_dataset_path": str(path), "bc_updates": 300, "clip_coef": 1e-9}
+    config = tiny("gail", **given, total_timesteps=32, learning_rate=1e-2, normalize_observations=True)
+    agent = GAIL(config, env=lambda: Counter(limit=6, terminate=True))
+    assert "clone_loss" in agent.learn().metrics
+    assert [agent.predict([float(t)]) for t in range(6)] == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_random_expert_is_said_to_be_none(tiny, capsys):

@@ -69,6 +69,11 @@ def test_the_expert_is_told_by_a_positive_logit_and_paid_more(options):
     assert paid[0] > paid[1]
 
 
+def test_batches_of_different_sizes_are_refused():
+    with pytest.raises(ValueError, match="as many rows of the expert as of the policy"):
+        learner().update_discriminator(rows(8), rows(4), global_step=0)
+
+
 def test_a_gradient_penalty_pulls_the_slope_to_one():
     free, held = learner(), learner(gradient_penalty=10.0)
     for agent in (free, held):

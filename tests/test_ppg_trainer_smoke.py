@@ -69,6 +69,16 @@ def test_the_teacher_is_the_policy_at_the_end_of_the_policy_phase(tiny, monkeypa
     torch.testing.assert_close(first, second)
 
 
+def test_the_rate_that_is_reported_is_the_policys(tiny):
+    config = tiny("ppg", learning_rate=1e-3, aux_learning_rate=7e-5, learning_rate_schedule="constant")
+    assert get_algorithm_spec("ppg").train(config).metrics["learning_rate"] == pytest.approx(1e-3)
+
+
+def test_more_rollouts_than_a_phase_has_are_refused(tiny):
+    with pytest.raises(ValueError, match="aux_buffer_rollouts cannot exceed aux_frequency"):
+        get_algorithm_spec("ppg").options(tiny("ppg", aux_frequency=2, aux_buffer_rollouts=3))
+
+
 def test_only_the_last_rollouts_are_kept_if_so_asked():
     memory = Remembered(2, 3, (1,), np.float32)
     for k in range(5):

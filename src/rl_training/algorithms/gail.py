@@ -93,6 +93,12 @@ class GAIL(PPO):
 
     def update_discriminator(self, policy_batch: Tensors, expert_batch: Tensors, *, global_step: int) -> UpdateResult:
         """One step on as many rows of each: ``obs``, ``actions`` and, with absorbing states, ``absorbed``."""
+        if len(policy_batch["obs"]) != len(expert_batch["obs"]) or ("absorbed" in policy_batch) != (
+            "absorbed" in expert_batch
+        ):
+            raise ValueError(
+                "the discriminator takes as many rows of the expert as of the policy, with the same columns"
+            )
         rows = {name: torch.cat([expert_batch[name], policy_batch[name]]) for name in ROWS if name in policy_batch}
         if hasattr(self.discriminator, "observe"):
             self.discriminator.observe(rows["obs"])

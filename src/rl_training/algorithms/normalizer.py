@@ -76,9 +76,15 @@ class RewardScaler:
 
     def __call__(self, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Rewards (N,) of one step, and where an episode ended with it."""
+        self.observe(rewards, ended)
+        return self.scaled(rewards)
+
+    def observe(self, rewards: np.ndarray, ended: np.ndarray) -> None:
         self.returns = self.returns * self.gamma + rewards
         self.count, self.mean, self.square = merge_moments(self.count, self.mean, self.square, self.returns)
         self.returns[ended > 0] = 0.0
+
+    def scaled(self, rewards: np.ndarray) -> np.ndarray:
         scale = 1.0 / np.sqrt(self.square / self.count + 1e-8)
         return np.clip(rewards * scale, -self.clip, self.clip).astype(np.float32)
 

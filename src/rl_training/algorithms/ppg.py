@@ -12,7 +12,7 @@ import torch
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.metrics import both
 from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, descend
+from rl_training.algorithms.optim import FlatAdam, FlatOptimizer, descend
 from rl_training.algorithms.ppo import EPS, PPO, ppo_loss
 from rl_training.models.heads import Categorical, Head
 from rl_training.models.mlp_ppg import MLPPPGModel
@@ -92,6 +92,9 @@ class PPG(PPO):
         """Of the same weights; the auxiliary head has no part in the policy phase's loss, so it stays."""
         shared = self.aux_optimizer
         return FlatAdam(shared.params, lr=learning_rate, eps=EPS, max_grad_norm=max_grad_norm, sharing=shared)
+
+    def optimizers(self) -> list[FlatOptimizer]:
+        return [self.optimizer, self.aux_optimizer]  # the policy's first: its rate is the one reported
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One minibatch of the policy phase."""

@@ -67,9 +67,10 @@ class MLPActorCritic(nn.Module):
         self.head = head
         sizes = (shape[0], *hidden_sizes)
         if len(shape) == 3:
-            trunks = [self._pixels(shape, sizes[-1:], head_sizes) for _ in range(towers or 1)]
+            last = tuple(hidden_sizes[-1:]) or (512,)
+            trunks = [self._pixels(shape, last, head_sizes) for _ in range(towers or 1)]
             self.trunk = trunks[0] if len(trunks) == 1 else Towers(trunks)
-            width = (*sizes, *head_sizes)[-1]
+            width = (*last, *head_sizes)[-1]
         else:
             width, both = sizes[-1], towers != 1
             self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both

@@ -49,6 +49,7 @@ def collect(
     collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)
     bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0)
     recorder = Recorder(collector.spaces)
+    random_state = torch.get_rng_state()  # a collection within a run leaves the run's own alone
     torch.manual_seed(seed)
     try:
         carry, ended = None, True
@@ -67,6 +68,7 @@ def collect(
             recorder.add(actions, step)
         bar.tick(total)
     finally:
+        torch.set_rng_state(random_state)
         bar.close()
         collector.close()
     behaviour = {"algo": "random" if agent is None else config.algo, "deterministic": deterministic}

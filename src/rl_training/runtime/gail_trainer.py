@@ -13,11 +13,12 @@ from pydantic import model_validator
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.gail import GAIL, RewardType
 from rl_training.algorithms.normalizer import RewardScaler
-from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.offline_dataset import DatasetError, TransitionDataset
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.runtime.collector import Collector, Step
+from rl_training.runtime.evaluation import LONGEST
 from rl_training.runtime.loops import OnPolicyLoop
 from rl_training.runtime.offline import PriorData, SourceOptions, collect_random, in_agent_units, read_source
 from rl_training.runtime.ppo_trainer import PPOOptions
@@ -91,15 +92,21 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
 
         where = str(cfg.expert_dataset_path)
         number = cfg.expert_episodes or 10
-        data = collect_from_checkpoint(where, episodes=number, deterministic=True, seed=cfg.expert_dataset_seed)
+        data = collect_from_checkpoint(
+            where, episodes=number, deterministic=True, seed=cfg.expert_dataset_seed, most_steps=number * LONGEST
+        )
+        if data.meta["env_id"] != run.config.env_id:
+            raise DatasetError(f"the expert of {where} acts in {data.meta['env_id']}, not in {run.config.env_id}")
         data = in_agent_units(data, run.spaces, where, check_rewards=False)
     else:
         data = read_source(cfg.source(), run.factory, run.spaces, check_rewards=False)
     episodes = data.episodes()
     if cfg.expert_episodes is not None and len(episodes) > cfg.expert_episodes:
         data = data.take(torch.arange(episodes[cfg.expert_episodes - 1].stop))
-    returns = data.returns()
-    if len(returns) and np.isfinite(returns).all():
+    returns = finished_returns(data)
+    if cfg.expert_dataset_kind == "random":
+        data.meta.pop("expert_return", None)
+    elif len(returns) and np.isfinite(returns).all():
         data.meta["expert_return"] = float(returns.mean())
         if "random_return" not in data.meta:
             drawn = collect_random(
@@ -108,10 +115,18 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
                 cfg.expert_dataset_seed + 1,
                 episodes=REFERENCE_EPISODES,
                 check_rewards=False,
-            ).returns()
-            if len(drawn) and np.isfinite(drawn).all():
-                data.meta["random_return"] = float(drawn.mean())
+            )
+            known = finished_returns(drawn)
+            if len(known) and np.isfinite(known).all():
+                data.meta["random_return"] = float(known.mean())
     return data
+
+
+def finished_returns(data: TransitionDataset) -> np.ndarray:
+    """Returns of the episodes that came to an end."""
+    cuts = data.dones if data.truncations is None else data.dones + data.truncations
+    whole = np.array([bool(cuts[rows.stop - 1] > 0) for rows in data.episodes()], bool)
+    return data.returns()[whole] if len(whole) else np.zeros(0)
 
 
 class GAILLoop(OnPolicyLoop):
@@ -135,7 +150,9 @@ class GAILLoop(OnPolicyLoop):
         self._after = np.zeros((rollout.num_steps, rollout.num_envs), np.float32)  # steps that follow a termination
         self._limit = run.factory.time_limit()
         self._expert_after = sum(
-            self._left(rows.stop - rows.start) for rows in data.episodes() if data.dones[rows.stop - 1] > 0
+            self._left(rows.stop - rows.start)
+            for rows in data.episodes()
+            if cfg.absorbing and data.dones[rows.stop - 1] > 0
         )
 
     def make_collector(self) -> Collector:
@@ -149,9 +166,12 @@ class GAILLoop(OnPolicyLoop):
         run, cfg = self._run, self._cfg
         if cfg.expert_dataset_kind == "random":
             run.say("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
-        if run.step == 0:
+        if run.step == 0 and cfg.bc_updates:
+            if self._observe is not None:  # what is cloned must be scaled as what will be acted on
+                self._observe(self.expert.columns()["obs"])
             for _ in range(cfg.bc_updates):
-                run.counted(self.agent.clone(self.expert.sample(cfg.discriminator_batch_size)))
+                result = run.counted(self.agent.clone(self.expert.sample(cfg.discriminator_batch_size)))
+            run.note(**result.metrics)
         yield from super().__iter__()
 
     def lived(self, t: int, step: Step) -> None:
@@ -174,8 +194,10 @@ class GAILLoop(OnPolicyLoop):
     def _flat(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rollout's observations, as they were, and its actions, as the environment took them."""
         actions = self._rollout.actions
-        if self._run.spaces.action_kind == "box":
-            actions = np.clip(actions, -1, 1)
+        spaces = self._run.spaces
+        if spaces.action_kind == "box":
+            flat_actions = actions.reshape(-1, *actions.shape[2:])
+            actions = spaces.from_env(np.asarray(spaces.to_env(flat_actions))).reshape(actions.shape)
         flat = (torch.from_numpy(x.reshape(-1, *x.shape[2:])).to(self._run.device) for x in (self._raw, actions))
         return next(flat), next(flat)
 
@@ -211,14 +233,15 @@ class GAILLoop(OnPolicyLoop):
             forever = float(agent.discriminator_reward(obs[:1], actions[:1], one)) * cfg.gamma / (1 - cfg.gamma)
             rewards = rewards + np.float32(forever) * rollout.terminated
         if self.learned_scale is not None:
-            ended = np.maximum(rollout.terminated, rollout.truncated)
-            rewards = np.stack([self.learned_scale(r, e) for r, e in zip(rewards, ended)])
+            for row, ended in zip(rewards, np.maximum(rollout.terminated, rollout.truncated)):
+                self.learned_scale.observe(row, ended)
+            rewards = self.learned_scale.scaled(rewards)  # by one deviation for the whole rollout
         rollout.rewards[:] = rewards
 
 
 def build(cfg: GAILOptions, plan: Blueprint) -> GAIL:
     spaces = plan.spaces
-    sizes = (*cfg.hidden_sizes[:-1], cfg.features_dim or cfg.hidden_sizes[-1]) if spaces.image else cfg.hidden_sizes
+    sizes = (cfg.features_dim,) if spaces.image and cfg.features_dim else cfg.hidden_sizes
     policy = plan.make(
         MLPActorCritic,
         **plan.shape,

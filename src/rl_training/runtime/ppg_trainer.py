@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import model_validator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.ppg import PPG
@@ -34,6 +35,12 @@ class PPGOptions(PPOOptions):
     behavior_clone_coef: float = opt(1.0, "weight of the divergence from the policy before the phase", ge=0)
     value_clone_coef: float = opt(1.0, "weight of the true value's regression", ge=0)
 
+    @model_validator(mode="after")
+    def _no_more_than_there_are(self) -> Any:
+        if self.aux_buffer_rollouts is not None and self.aux_buffer_rollouts > self.aux_frequency:
+            raise ValueError("aux_buffer_rollouts cannot exceed aux_frequency: older rollouts have been learned from")
+        return self
+
 
 class Remembered:
     """Observations and value targets of the last rollouts, as they were when collected."""
@@ -60,8 +67,8 @@ class Remembered:
         held = len(self)
         return {
             "count": self.count,
-            "obs": torch.from_numpy(self.obs[:held].copy()),
-            "returns": torch.from_numpy(self.returns[:held].copy()),
+            "obs": torch.from_numpy(self.obs[:held]),
+            "returns": torch.from_numpy(self.returns[:held]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -73,7 +80,7 @@ class PPGLoop(OnPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: PPGOptions) -> None:
         super().__init__(run, agent, cfg)
         spaces, rows = run.spaces, self._rollout.num_steps * self._rollout.num_envs
-        kept = min(cfg.aux_buffer_rollouts or cfg.aux_frequency, cfg.aux_frequency)
+        kept = cfg.aux_buffer_rollouts or cfg.aux_frequency
         self.remembered = Remembered(kept, rows, spaces.obs_shape, spaces.obs_dtype)
 
     def expected_updates(self, total_timesteps: int) -> int:
