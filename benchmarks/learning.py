@@ -48,6 +48,7 @@ CHECKS = {  # preset: the mean over seeds that a correct build reaches
     # prior data: benchmarks/datasets.py makes it
     "rlpd/pendulum_replay": -180.0,
     "rlpd/mountaincar_demos": 90.0,
+    **{f"{algo}/hopper_medium_replay": 247.0 for algo in ("td3_bc", "iql", "cql")},  # the data's mean return
     # models
     "pets/pendulum": -200.0,
     "mbpo/pendulum": [21, 22, 23],  # ten updates a step had -377, -163 and -160 on 11 to 13
@@ -63,10 +64,11 @@ TRAINING_EPISODES = {
     "pets/pendulum": 5
 }  # judged by its last episodes of training instead: every step of another is a plan
 SURVIVAL = {"algo_kwargs.reward_type": "softplus", "algo_kwargs.absorbing": False}
-YARDSTICKS = {  # what the same steps bring without prior data: (preset, overrides); nothing is asked of them
+YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides); nothing is asked of them
     "sac/pendulum_1500": ("sac/pendulum", {"total_timesteps": 1_500}),
     "sac/hopper_30k": ("sac/halfcheetah", {"env_id": "Hopper-v5", "total_timesteps": 30_000}),
     "bc/pendulum": ("bc/pendulum", {}),
+    "bc/hopper_medium_replay": ("bc/hopper_medium_replay", {}),
     "gail/mountaincar_softplus": ("gail/mountaincar", SURVIVAL),
     "gail/cartpole_softplus": ("gail/cartpole", SURVIVAL),
     "sac/mountaincar": ("sac/pendulum", {"env_id": "MountainCarContinuous-v0", "total_timesteps": 10_000}),
