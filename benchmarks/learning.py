@@ -51,7 +51,7 @@ CHECKS = {  # preset: the mean over seeds that a correct build reaches
     **{f"{algo}/hopper_medium_replay": 247.0 for algo in ("td3_bc", "iql", "cql")},  # the data's mean return
     # models
     "pets/pendulum": -200.0,
-    "mbpo/pendulum": [21, 22, 23],  # ten updates a step had -377, -163 and -160 on 11 to 13
+    "mbpo/pendulum": -180.0,
     "mbpo/hopper": 1000.0,
     "mopo/pendulum": -300.0,
     # on top of PPO
