@@ -146,7 +146,8 @@ def test_no_two_tensors_of_the_learner_are_the_same_memory(algo, tiny):
 @everyone
 def test_mistakes_are_named(algo, tiny):
     spec = get_algorithm_spec(algo)
-    rate = "learning_rate" if "learning_rate" in spec.config.model_fields else "model_learning_rate"
+    rates = ("learning_rate", "model_learning_rate", "actor_learning_rate")
+    rate = next(name for name in rates if name in spec.config.model_fields)
     typo = rate[:-1]
     with pytest.raises(ConfigError, match=rf"algo_kwargs.{typo}: unknown option of {algo}; did you mean '{rate}'\?"):
         spec.options(tiny(algo, **{typo: 1.0}))

@@ -25,6 +25,7 @@ CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
 CASES = [("ppo", env) for env in (*DISCRETE, *CONTINUOUS)] + [("dqn", env) for env in DISCRETE]
 CASES += [(algo, env) for algo in ("qr_dqn", "iqn", "fqf") for env in ("CartPole-v1", "ALE/Breakout-v5")]
 CASES += [("sac", env) for env in (*CONTINUOUS, "LunarLander-v3")]
+CASES += [("dreamer", env) for env in ("CartPole-v1", "ALE/Breakout-v5")]
 CASES += [(algo, env) for algo in ("ppg", "gail") for env in ("CartPole-v1", "Pendulum-v1")]
 CASES += [(algo, "Pendulum-v1") for algo in ("bc", "td3_bc", "iql", "cql", "rlpd")]
 CASES += [("bc", "ALE/Breakout-v5"), ("cql", "CartPole-v1"), ("rlpd", "Hopper-v5")]
@@ -38,19 +39,20 @@ ATARI = {
 def settings(algo: str, env_id: str) -> dict:
     changes: dict = {"env_id": env_id}
     if env_id.startswith("ALE/"):
-        changes |= {"env_kwargs": ATARI, "hidden_sizes": [16]}
+        changes |= {"env_kwargs": ATARI} | ({} if algo == "dreamer" else {"hidden_sizes": [16]})
     if env_id == "LunarLander-v3" and algo == "sac":
         changes["env_kwargs"] = {"continuous": True}
     return changes
 
 
+SLOW = ("dreamer", "ALE/Breakout-v5")
 ALONE = ("pets",)  # plans for one environment
 OFFLINE = ("bc", "td3_bc", "iql", "cql", "mopo")  # step none
 
 
 @pytest.mark.parametrize(
     ("algo", "env_id", "num_envs"),
-    [(*case, n) for case in CASES for n in (1, 3) if n == 1 or case[0] not in (*ALONE, *OFFLINE)],
+    [(*case, n) for case in CASES for n in (1, 3) if n == 1 or (case[0] not in (*ALONE, *OFFLINE) and case != SLOW)],
 )
 def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
     total = 192 * num_envs

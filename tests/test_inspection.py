@@ -5,7 +5,7 @@ import pytest
 
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.inspection import predict_episode
+from rl_training.runtime.inspection import dream_episode, load_agent, predict_episode
 
 
 @pytest.mark.parametrize("algo", ["pets", "mbpo", "mopo"])
@@ -19,12 +19,26 @@ def test_a_picture_of_every_model(tiny, tmp_path, capsys, algo):
 
 def test_predictions_start_where_the_episode_does(tiny):
     result = get_algorithm_spec("mopo").train(tiny("mopo", total_timesteps=20))
-    seen = predict_episode(result.run_dir, steps=10)
+    seen = predict_episode(*load_agent(result.run_dir), steps=10)
     assert seen.real.shape == (11, 3) and seen.predicted.shape == (3, 11, 3) and seen.predicted_rewards.shape == (3, 10)
     assert np.array_equal(seen.predicted[:, 0], np.repeat(seen.real[:1], 3, 0))
+
+
+@pytest.mark.parametrize("pictures", [False, True])
+def test_a_picture_of_what_a_dreamer_sees_and_imagines(tiny, tmp_path, capsys, pictures):
+    pytest.importorskip("matplotlib")
+    wrappers = {"wrappers": {"pixels": {"resize_shape": [32, 32]}}} if pictures else {}
+    result = get_algorithm_spec("dreamer").train(tiny("dreamer", total_timesteps=40, env_kwargs=wrappers))
+    output = tmp_path / "dream.png"
+    assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", str(output), "--steps", "12"]) == 0
+    assert output.read_bytes()[:4] == b"\x89PNG" and "imagining" in capsys.readouterr().out
+    assert output.with_suffix(".gif").exists() is pictures
+    dreamed = dream_episode(*load_agent(result.run_dir), steps=12)
+    assert np.array_equal(dreamed.reconstructed[:5], dreamed.imagined[:5])
+    assert not np.array_equal(dreamed.reconstructed[6], dreamed.imagined[6])
 
 
 def test_an_agent_without_a_model_says_so(tiny, capsys):
     result = get_algorithm_spec("sac").train(tiny("sac", total_timesteps=30))
     assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", "x.png"]) == 2
-    assert "SAC has no model of its environment: only pets, mbpo and mopo have" in capsys.readouterr().err
+    assert "SAC has no model of its environment: only pets, mbpo, mopo and dreamer have" in capsys.readouterr().err

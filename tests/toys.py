@@ -35,6 +35,19 @@ SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
             **{"expert_dataset_size": 200, "discriminator_batch_size": 16, "discriminator_hidden_sizes": [16]},
         },
     ),
+    "dreamer": (
+        "CartPole-v1",
+        {
+            **{
+                "buffer_capacity": 500,
+                "batch_size": 3,
+                "sequence_length": 8,
+                "learning_starts": 20,
+                "train_frequency": 16,
+            },
+            **{"size": "nano", "imagination_horizon": 3},
+        },
+    ),
     "dqn": ("CartPole-v1", VALUE_BASED),
     "qr_dqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 5}),
     "iqn": ("CartPole-v1", {**VALUE_BASED, "num_quantiles": 4, "action_samples": 5, "embedding_dim": 6}),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import RLPD as RLPD
     from rl_training.api.algorithms import SAC as SAC
     from rl_training.api.algorithms import TD3BC as TD3BC
+    from rl_training.api.algorithms import Dreamer as Dreamer
     from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
     from rl_training.cli import load_config as load_config
     from rl_training.experiment.config import TrainConfig as TrainConfig

@@ -360,9 +360,17 @@ def _show_dataset(path: str, facts: dict[str, Any]) -> None:
 def _inspect_model(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from rl_training.runtime.inspection import draw, predict_episode
+    from rl_training.algorithms.dreamer import Dreamer
+    from rl_training.runtime.inspection import draw, draw_dream, dream_episode, load_agent, predict_episode
 
-    predictions = predict_episode(args.checkpoint, steps=args.steps, seed=args.seed)
+    config, agent = load_agent(args.checkpoint)
+    if isinstance(agent, Dreamer):
+        dreamed = dream_episode(config, agent, steps=args.steps, seed=args.seed)
+        files = draw_dream(dreamed, Path(args.output), f"{args.checkpoint}: {len(dreamed.real)} steps of its own")
+        errors = [np.abs(rows - dreamed.real).mean() for rows in (dreamed.reconstructed, dreamed.imagined)]
+        print(f"{', '.join(map(str, files))}: mean error {errors[0]:.3g} looking, {errors[1]:.3g} imagining")
+        return
+    predictions = predict_episode(config, agent, steps=args.steps, seed=args.seed)
     draw(predictions, Path(args.output), f"{args.checkpoint}: {len(predictions.rewards)} steps of random actions")
     first, last = (np.abs(predictions.predicted.mean(0) - predictions.real)[i].mean() for i in (1, -1))
     print(

@@ -146,6 +146,44 @@ class FlatRMSprop(FlatOptimizer):
         self.flat.sub_(self.lr * grad / (self.square.sqrt() + self.eps))
 
 
+class FlatLaProp(FlatOptimizer):
+    """LaProp (Ziyin et al., 2020): gradients are scaled first, then averaged. Before that, the gradient of every parameter is cut to a
+    share of its norm (adaptive clipping, Brock et al., 2021)."""
+
+    TENSORS = ("mean", "square", "count")
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        share: float = 0.3,
+        least: float = 1e-3,
+    ) -> None:
+        super().__init__(params, lr=lr)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), device=self.flat.device)
+        self.betas, self.eps, self.share, self.least = betas, eps, share, least
+        self._sizes = [p.numel() for p in self.params]
+
+    def clipped(self, grad: torch.Tensor) -> torch.Tensor:
+        """No parameter's gradient larger than ``share`` of the parameter (or of ``least``)."""
+        pieces = zip(grad.split(self._sizes), self.flat.split(self._sizes))
+        limits = [(g, self.share * p.norm().clamp(min=self.least)) for g, p in pieces]
+        return torch.cat([g * (limit / (g.norm() + 1e-12)).clamp(max=1) for g, limit in limits])
+
+    def _step(self, grad: torch.Tensor) -> None:
+        b1, b2 = self.betas
+        grad = self.clipped(grad)
+        self.count.add_(1)
+        self.square.lerp_(grad * grad, 1 - b2)
+        scaled = grad / ((self.square / (1 - b2**self.count)).sqrt() + self.eps)
+        self.mean.lerp_(scaled, 1 - b1)
+        self.flat.sub_(self.lr / (1 - b1**self.count) * self.mean)
+
+
 def descend(*pairs: tuple[FlatOptimizer, torch.Tensor]) -> None:
     """All gradients first, then all steps: no loss ever sees another's new parameters."""
     for optimizer, grad in [(optimizer, optimizer.gradient(loss)) for optimizer, loss in pairs]:

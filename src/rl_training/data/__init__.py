@@ -7,6 +7,7 @@ from rl_training.data.offline_dataset import (
     mix_transition_datasets,
 )
 from rl_training.data.prioritized import PrioritizedReplayBuffer
+from rl_training.data.recurrent_replay import RecurrentReplayBuffer
 from rl_training.data.replay_buffer import Mixed, ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 
@@ -14,6 +15,7 @@ __all__ = [
     "DatasetError",
     "Mixed",
     "PrioritizedReplayBuffer",
+    "RecurrentReplayBuffer",
     "ReplayBuffer",
     "RolloutBuffer",
     "TransitionDataset",

@@ -13,11 +13,14 @@ from gymnasium.wrappers import FlattenObservation
 from pydantic import Field, Strict
 
 from rl_training.envs.spaces import CHANNELS, is_image
-from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PixelObservation
+from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation
 from rl_training.experiment.config import ConfigError, Options, opt
 
 EnvSource = str | gym.Env | Callable[[], gym.Env]
 Pair = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], Strict(False)]
+
+
+Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
 
 
 class PixelOptions(Options):
@@ -61,6 +64,7 @@ class WrapperOptions(Options):
     atari: AtariOptions | None = opt(None, "the usual Atari protocol")
     reward: RewardOptions = opt(RewardOptions(), "scale and clip the rewards learned from")
     frame_stack: int = opt(1, "observations side by side", ge=1)
+    keep: Indices | None = opt(None, "only these entries of vector observations, such as [0, 2]; the rest is hidden")
 
 
 class EnvOptions(Options):
@@ -132,6 +136,8 @@ class EnvFactory:
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
         env = _flat_observations(env)
+        if wrappers.keep is not None:
+            env = PartialObservation(env, wrappers.keep)
         return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
 
 

@@ -96,6 +96,23 @@ class FrameStack(gym.Wrapper):
         return self._stacked(), reward, terminated, truncated, info
 
 
+class PartialObservation(gym.ObservationWrapper):
+    """Some entries of a vector; the others are hidden."""
+
+    def __init__(self, env: gym.Env, keep: tuple[int, ...]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"wrappers.keep needs vectors, got {space}")
+        if not keep or max(keep) >= space.shape[0]:
+            raise ValueError(f"wrappers.keep names entries of {space.shape[0]}, from 0, got {list(keep)}")
+        self._keep = list(keep)
+        self.observation_space = gym.spaces.Box(space.low[self._keep], space.high[self._keep], dtype=space.dtype)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self._keep]
+
+
 class AtariPreprocessing(gym.Wrapper):
     """The usual Atari protocol (Machado et al., 2018) on an ALE environment made with frameskip=1.
 

@@ -45,6 +45,14 @@ ALGORITHMS = {
         Entry("ppg", "PPG", "ppg_trainer", 2020, "arXiv:2009.04416", "PPO, and a phase that distils the value"),
         Entry("td3_bc", "TD3BC", "td3_bc_trainer", 2021, "arXiv:2106.06860", "offline: TD3 that stays near the data"),
         Entry("iql", "IQL", "iql_trainer", 2021, "arXiv:2110.06169", "offline: no value of an action outside the data"),
+        Entry(
+            "dreamer",
+            "Dreamer",
+            "dreamer_trainer",
+            2023,
+            "arXiv:2301.04104",
+            "a world model, and learning in imagination",
+        ),
         Entry("rlpd", "RLPD", "rlpd_trainer", 2023, "arXiv:2302.02948", "online learning that starts from prior data"),
     )
 }

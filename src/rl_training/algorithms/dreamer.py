@@ -1,0 +1,311 @@
+"""DreamerV3 (Hafner et al., 2023): a world model learned from sequences, and an actor and a critic learned in what it imagines."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.algorithms.metrics import Metrics
+from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
+from rl_training.models.dreamer import Actor, Critic, Size, State, WorldModel, divergence
+from rl_training.models.heads import Categorical, SquashedGaussian
+
+FREE = 1.0  # nats of either divergence that cost nothing
+DYNAMICS, REPRESENTATION, REPLAY_VALUE, SLOW_VALUE = 1.0, 0.1, 0.3, 1.0  # weights of losses
+SCALE_RATE, LOW, HIGH = 0.01, 0.05, 0.95  # of the return's range
+
+
+def balanced_divergence(posterior: torch.Tensor, prior: torch.Tensor, free: float = FREE) -> tuple[torch.Tensor, ...]:
+    """The prior drawn to the posterior, and the other way round, each (...) and nothing below ``free``."""
+    dynamics = divergence(posterior.detach(), prior).clamp(min=free)
+    representation = divergence(posterior, prior.detach()).clamp(min=free)
+    return dynamics, representation
+
+
+def lambda_returns(
+    rewards: torch.Tensor, goes_on: torch.Tensor, values: torch.Tensor, lam: float, ends: torch.Tensor | None = None
+) -> torch.Tensor:
+    """R_t = r_{t+1} + c_{t+1} ((1 - λ) v_{t+1} + λ R_{t+1}) for t < T, from (T + 1, ...); beyond the end, R is the value, and so it
+    is at the last observation of an episode (``ends``), whatever comes after it."""
+    result, following = [], values[-1]
+    for t in range(len(rewards) - 1, 0, -1):
+        if ends is not None:
+            following = torch.where(ends[t] > 0, values[t], following)
+        following = rewards[t] + goes_on[t] * ((1 - lam) * values[t] + lam * following)
+        result.append(following)
+    return torch.stack(result[::-1])
+
+
+class ReturnScale:
+    """The range between the 5th and the 95th percentile of returns, slowly followed; never less than one."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.low, self.high = torch.zeros((), device=device), torch.zeros((), device=device)
+
+    @torch.no_grad()
+    def update(self, returns: torch.Tensor) -> torch.Tensor:
+        low, high = torch.quantile(returns.flatten()[:1_000_000], torch.tensor([LOW, HIGH], device=returns.device))
+        self.low.lerp_(low, SCALE_RATE)
+        self.high.lerp_(high, SCALE_RATE)
+        return self.value
+
+    @property
+    def value(self) -> torch.Tensor:
+        return (self.high - self.low).clamp(min=1)
+
+    def state_dict(self) -> Tensors:
+        return {"low": self.low, "high": self.high}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        self.low.copy_(state["low"])
+        self.high.copy_(state["high"])
+
+
+class Dreamer(Learner):
+    """Sequences are dicts of (T, B, ...): obs, actions (taken at them), rewards and dones (arrived with them), episode_starts.
+
+    ``num_actions`` for choices, ``action_dim`` for boxes. ``carry`` is one row per environment: recurrent state, latents, last action;
+    zeros, as at the start of an episode, when it is None.
+    """
+
+    CONTROLS = ("entropy_coef",)
+    WORTH_COMPILING = 10**12
+
+    def __init__(
+        self,
+        *,
+        obs_shape: tuple[int, ...],
+        size: Size,
+        num_actions: int | None = None,
+        action_dim: int | None = None,
+        world_model_learning_rate: float = 3e-4,
+        actor_learning_rate: float = 1e-4,
+        critic_learning_rate: float = 1e-4,
+        gamma: float = 0.997,
+        lam: float = 0.95,
+        entropy_coef: float = 3e-4,
+        imagination_horizon: int = 15,
+        imagination_batch_size: int | None = None,
+        slow_rate: float = 0.02,
+        optimizer: Literal["adam", "laprop"] = "adam",
+        max_grad_norm: float | None = 100.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._choices = num_actions
+        self._actions = num_actions if num_actions is not None else action_dim
+        assert self._actions is not None, "give num_actions or action_dim"
+        self.head = Categorical(num_actions) if num_actions is not None else SquashedGaussian(self._actions)
+        self.world_model = WorldModel(obs_shape=obs_shape, action_dim=self._actions, size=size).to(device)
+        width = self.world_model.width
+        self.actor = Actor(width, size, self.head.size, num_actions is not None).to(device)
+        self.critic = Critic(width, size).to(device)
+        self.slow_critic = copy.deepcopy(self.critic)
+
+        def made(module: torch.nn.Module, rate: float) -> FlatOptimizer:
+            if optimizer == "laprop":
+                return FlatLaProp(module.parameters(), lr=rate)
+            return FlatAdam(module.parameters(), lr=rate, eps=1e-5, max_grad_norm=max_grad_norm)
+
+        self.world_optimizer = made(self.world_model, world_model_learning_rate)
+        self.actor_optimizer = made(self.actor, actor_learning_rate)
+        self.critic_optimizer = made(self.critic, critic_learning_rate)
+        self._slow = Target(self.critic, self.slow_critic, lambda module: module.parameters())
+        self.scale = ReturnScale(device)
+        self._device, self._gamma, self._lam, self._entropy_coef = torch.device(device), gamma, lam, entropy_coef
+        self._horizon, self._starts, self._slow_rate = imagination_horizon, imagination_batch_size, slow_rate
+        self._sizes = (size.deter, self.world_model.rssm.flat, self._actions)
+
+    def use_compiled(self) -> None:
+        """Updates stay eager: as a graph, they would be unrolled over time and take minutes to compile."""
+
+    @property
+    def compiled(self) -> bool:
+        return False
+
+    # ---- acting
+
+    def initial_carry(self, n: int) -> np.ndarray:
+        return np.zeros((n, sum(self._sizes)), np.float32)
+
+    @torch.no_grad()
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
+        model, rssm = self.world_model, self.world_model.rssm
+        held = torch.from_numpy(self.initial_carry(len(obs)) if carry is None else carry).to(self._device)
+        deter, stoch, last = held.split(self._sizes, -1)
+        deter = rssm.recur(State(deter, stoch), rssm.embed(last))
+        tokens = model.encoder(model.encoder.target(torch.from_numpy(obs).to(self._device)))
+        logp = rssm.posterior(deter, tokens)
+        noise = None
+        if not deterministic:
+            noise = torch.from_numpy(stream(rng).gumbel(size=tuple(logp.shape)).astype(np.float32)).to(self._device)
+        stoch = rssm.draw(logp, noise)
+        outputs = self.actor(torch.cat([deter, stoch], -1)).cpu().numpy()
+        actions, _ = self.head.sample(outputs, stream(rng), deterministic)
+        taken = self.as_inputs(torch.from_numpy(np.ascontiguousarray(actions)).to(self._device))
+        return Acting(actions, carry=torch.cat([deter, stoch, taken], -1).cpu().numpy())
+
+    def as_inputs(self, actions: torch.Tensor) -> torch.Tensor:
+        """Actions as the world model takes them: one-hot, or as they are."""
+        if self._choices is None:
+            return actions.float()
+        return F.one_hot(actions.long(), self._choices).float()
+
+    # ---- learning
+
+    def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        """One step of everything: the world model, and actor and critic from all it went through."""
+        world, states, metrics = self._world_loss(batch)
+        imagined = self._imagine(states, batch)
+        replayed, replayed_alone = self._replay_value_losses(batch, states, imagined)
+        actor, critic, more = self._behaviour_losses(imagined)
+        descend(
+            (self.world_optimizer, world + REPLAY_VALUE * replayed),
+            (self.actor_optimizer, actor),
+            (self.critic_optimizer, critic + REPLAY_VALUE * replayed_alone),
+        )
+        self._follow()
+        return UpdateResult(_metrics({**metrics, **more, "dreamer_replay_value_loss": replayed}), 1)
+
+    def update_world_model(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        world, _, metrics = self._world_loss(batch)
+        descend((self.world_optimizer, world))
+        return UpdateResult(_metrics(metrics), 1)
+
+    def update_actor_critic(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        """From the states that the world model, as it is, finds in these sequences."""
+        with torch.no_grad():
+            states, _, _ = self._observed(batch)
+        actor, critic, metrics = self._behaviour_losses(self._imagine(states, batch))
+        descend((self.actor_optimizer, actor), (self.critic_optimizer, critic))
+        self._follow()
+        return UpdateResult(_metrics(metrics), 1)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        self._slow.flat.lerp_(self.critic_optimizer.flat, self._slow_rate)
+
+    def _observed(self, batch: Tensors) -> tuple[State, torch.Tensor, torch.Tensor]:
+        """States, posteriors, and what was to be reconstructed."""
+        model, actions = self.world_model, self.as_inputs(batch["actions"])
+        before = torch.cat([torch.zeros_like(actions[:1]), actions[:-1]])
+        target = model.encoder.target(batch["obs"])
+        length, n = actions.shape[:2]
+        noise = model.rssm.noise(length, n)
+        starts = batch["episode_starts"]
+        states, logp = model.rssm.observe(model.encoder(target), before, starts, model.rssm.initial(n), noise)
+        return states, logp, target
+
+    def _world_loss(self, batch: Tensors) -> tuple[torch.Tensor, State, Tensors]:
+        model = self.world_model
+        states, posterior, target = self._observed(batch)
+        features = model.features(states)
+        dynamics, representation = balanced_divergence(posterior, model.rssm.prior(states.deter))
+        reconstruction = model.decoder.loss(model.decoder(features), target)
+        reward = model.bins.loss(model.reward(features), batch["rewards"])
+        lasting = (1 - batch["dones"]) * self._gamma
+        goes_on = F.binary_cross_entropy_with_logits(model.goes_on(features).squeeze(-1), lasting, reduction="none")
+        parts = {
+            "dreamer_reconstruction_loss": reconstruction.mean(),
+            "dreamer_reward_loss": reward.mean(),
+            "dreamer_continue_loss": goes_on.mean(),
+            "dreamer_dynamics_loss": dynamics.mean(),
+            "dreamer_representation_loss": representation.mean(),
+        }
+        weights = (1.0, 1.0, 1.0, DYNAMICS, REPRESENTATION)
+        total = sum((w * part for w, part in zip(weights, parts.values())), torch.zeros((), device=self._device))
+        return total, states, {"dreamer_world_model_loss": total, **parts}
+
+    @torch.no_grad()
+    def _imagine(self, states: State, batch: Tensors) -> Tensors:
+        """What follows from observed states: features, actions, rewards, continuation and values, (H + 1, N, ...)."""
+        model, rssm = self.world_model, self.world_model.rssm
+        deter, stoch = (part.detach().flatten(0, 1) for part in states)
+        if self._starts is not None and self._starts < len(deter):
+            chosen = torch.randperm(len(deter), device=self._device)[: self._starts]
+            deter, stoch = deter[chosen], stoch[chosen]
+        features, actions = [torch.cat([deter, stoch], -1)], []
+        for _ in range(self._horizon):
+            action, taken = self._sampled(self.actor(features[-1]))
+            actions.append(action)
+            deter = rssm.recur(State(deter, stoch), rssm.embed(taken))
+            stoch = rssm.draw(rssm.prior(deter), rssm.noise(len(deter)))
+            features.append(torch.cat([deter, stoch], -1))
+        seen = torch.stack(features)
+        rewards = model.bins.mean(model.reward(seen))
+        goes_on = model.goes_on(seen).squeeze(-1).sigmoid()
+        values = self.critic.values(seen)
+        returns = lambda_returns(rewards, goes_on, values, self._lam)
+        # the chance of ever getting there; of the discount, the first state has none
+        weights = goes_on.cumprod(0)[:-1] / self._gamma
+        return {
+            "features": seen, "actions": torch.stack(actions), "rewards": rewards, "values": values, "returns": returns,
+            "weights": weights,
+        }  # fmt: skip
+
+    def _sampled(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions to remember, and as the model takes them."""
+        if self._choices is not None:
+            action = torch.multinomial(outputs.exp(), 1).squeeze(-1)
+            return action, F.one_hot(action, self._choices).float()
+        mean, log_std = outputs.split(outputs.shape[-1] // 2, -1)
+        action = (mean + log_std.clamp(-20, 2).exp() * torch.randn_like(mean)).tanh()
+        return action, action
+
+    def _behaviour_losses(self, imagined: Tensors) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+        features, returns, weights = imagined["features"][:-1], imagined["returns"], imagined["weights"]
+        scale = self.scale.update(returns)
+        advantages = (returns - imagined["values"][:-1]) / scale
+        rows = features.flatten(0, 1)
+        logp, entropy = self.head.evaluate(self.actor(rows), imagined["actions"].flatten(0, 1))
+        logp, entropy = logp.view_as(returns), entropy.view_as(returns)
+        actor = -(weights * (logp * advantages + self._entropy_coef * entropy)).mean()
+        critic = (weights * self._value_loss(features, returns)).mean()
+        metrics = {
+            "dreamer_actor_loss": actor,
+            "dreamer_critic_loss": critic,
+            "dreamer_imagination_horizon": torch.tensor(float(self._horizon), device=self._device),
+            "dreamer_imagination_reward_mean": imagined["rewards"][1:].mean(),
+            "dreamer_return_mean": returns.mean(),
+            "dreamer_return_scale": scale,
+            "dreamer_entropy": entropy.mean(),
+        }
+        return actor, critic, metrics
+
+    def _value_loss(self, features: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy to the returns, and to what the slow critic says."""
+        logits = self.critic(features)
+        with torch.no_grad():
+            slow = self.slow_critic.values(features)
+        return self.critic.bins.loss(logits, returns) + SLOW_VALUE * self.critic.bins.loss(logits, slow)
+
+    def _replay_value_losses(
+        self, batch: Tensors, states: State, imagined: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The critic on what was lived through: real rewards, and imagined returns beyond them; once for the world model, which it
+        shapes too, and once for the critic alone."""
+        shape = batch["rewards"].shape
+        if self._starts is not None and imagined["returns"].shape[1] < batch["rewards"].numel():
+            with torch.no_grad():
+                beyond = self.critic.values(WorldModel.features(states))
+        else:
+            beyond = imagined["returns"][0].view(shape)
+        starts = batch["episode_starts"]
+        ends = torch.cat([starts[1:], torch.zeros_like(starts[:1])])  # what follows is another episode
+        goes_on = (1 - batch["dones"]) * self._gamma
+        returns = lambda_returns(batch["rewards"], goes_on, beyond, self._lam, ends)
+        weights = (1 - ends)[:-1]
+        features = WorldModel.features(states)[:-1]
+
+        def loss(seen: torch.Tensor) -> torch.Tensor:
+            return (weights * self._value_loss(seen, returns)).sum() / weights.sum().clamp(min=1)
+
+        return loss(features), loss(features.detach())
+
+
+def _metrics(terms: Tensors) -> Metrics:
+    return Metrics(list(terms), [term.detach() for term in terms.values()])

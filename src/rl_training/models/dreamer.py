@@ -1,0 +1,336 @@
+"""The networks of DreamerV3 (Hafner et al., 2023): encoder, recurrent state-space model, decoder, and heads that predict in bins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rl_training.models.mlp import Linear
+
+EPS = 1e-3  # of every norm
+UNIMIX = 0.01  # share of the uniform distribution in every categorical
+STRIDES = 16  # by which the convolutions shrink a picture
+STAGES = (2, 3, 4, 4)  # channels of the stages, in units of the depth
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the networks are. ``latents`` categoricals of ``classes`` each; the recurrent state is in ``blocks``."""
+
+    deter: int
+    hidden: int
+    latents: int
+    classes: int
+    units: int
+    depth: int
+    blocks: int = 8
+    embed: int | None = None  # width of an embedded action; None: hidden
+
+
+SIZES = {
+    "nano": Size(deter=32, hidden=16, latents=4, classes=4, units=16, depth=2, blocks=1),
+    "tiny": Size(deter=256, hidden=128, latents=16, classes=16, units=128, depth=8, blocks=1),
+    "small": Size(deter=512, hidden=256, latents=32, classes=16, units=256, depth=16, blocks=1),
+    "1m": Size(deter=512, hidden=64, latents=32, classes=4, units=64, depth=4),
+    "12m": Size(deter=2048, hidden=256, latents=32, classes=16, units=256, depth=16),
+}
+
+
+def symlog(x: torch.Tensor) -> torch.Tensor:
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: torch.Tensor) -> torch.Tensor:
+    return x.sign() * x.abs().expm1()
+
+
+class TwoHot(nn.Module):
+    """A number as a distribution over bins that are evenly spaced in symlog."""
+
+    bins: torch.Tensor
+
+    def __init__(self, count: int = 255, reach: float = 20.0) -> None:
+        super().__init__()
+        half = symexp(torch.linspace(-reach, 0, count // 2 + 1, dtype=torch.float64)).float()
+        self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]))
+
+    def mean(self, logits: torch.Tensor) -> torch.Tensor:
+        """(..., bins) -> (...). Summed from both ends to the middle: equal chances on both sides cancel exactly."""
+        p, middle = logits.softmax(-1), len(self.bins) // 2
+        low, high = p[..., :middle], p[..., middle + 1 :].flip(-1)
+        return ((high - low) * -self.bins[:middle]).sum(-1)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """(...) -> (..., bins): weights on the two neighbours, of which x is the mean."""
+        x = x.clamp(self.bins[0], self.bins[-1])
+        below = (torch.searchsorted(self.bins, x.contiguous(), right=True) - 1).clamp(0, len(self.bins) - 2)
+        left, right = self.bins[below], self.bins[below + 1]
+        weight = ((x - left) / (right - left))[..., None]
+        hot = F.one_hot(below, len(self.bins)).to(x.dtype)
+        return hot * (1 - weight) + hot.roll(1, -1) * weight
+
+    def loss(self, logits: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy (...) to the numbers x (...)."""
+        return -(self.encode(x) * logits.log_softmax(-1)).sum(-1)
+
+
+class PictureNorm(nn.LayerNorm):
+    """Layer normalisation over the channels of pictures (B, C, H, W), and SiLU after it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.permute(0, 2, 3, 1)  # as it lies in memory already, channels last
+        return F.silu(super().forward(rows)).permute(0, 3, 1, 2)
+
+
+def layer(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(Linear(inputs, outputs), nn.LayerNorm(outputs, EPS), nn.SiLU())
+
+
+def head(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
+    """``layers`` hidden layers and an output layer whose weights are scaled."""
+    hidden = [layer(inputs if i == 0 else units, units) for i in range(layers)]
+    last = Linear(units, outputs)
+    with torch.no_grad():
+        last.weight.mul_(scale)
+        last.bias.mul_(0)
+    return nn.Sequential(*hidden, last)
+
+
+class BlockLinear(nn.Module):
+    """A linear layer of ``blocks`` that do not see each other: (B, blocks, in) -> (B, blocks, out)."""
+
+    def __init__(self, blocks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(blocks, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(blocks, 1, outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.weight) == 1:
+            return torch.addmm(self.bias[0], x.squeeze(1), self.weight[0])[:, None]
+        return torch.baddbmm(self.bias, x.transpose(0, 1), self.weight).transpose(0, 1)
+
+
+class State(NamedTuple):
+    """``deter`` (B, D) and ``stoch`` (B, latents x classes), one-hot in each latent."""
+
+    deter: torch.Tensor
+    stoch: torch.Tensor
+
+
+class RSSM(nn.Module):
+    """A recurrent state, and categorical latents that are predicted from it alone or told by an observation too."""
+
+    def __init__(self, size: Size, action_dim: int, tokens: int) -> None:
+        super().__init__()
+        self.size, self.flat = size, size.latents * size.classes
+        self.of_deter, self.of_stoch = layer(size.deter, size.hidden), layer(self.flat, size.hidden)
+        embed = size.embed or size.hidden
+        self.of_action = layer(action_dim, embed)
+        width = size.deter // size.blocks
+        self.inner = BlockLinear(size.blocks, width + 2 * size.hidden + embed, width)
+        self.inner_norm = nn.LayerNorm(size.deter, EPS)
+        self.gates = BlockLinear(size.blocks, width, 3 * width)
+        self.prior_net = head(size.deter, size.hidden, 2, self.flat)
+        self.posterior_net = head(size.deter + tokens, size.hidden, 1, self.flat)
+
+    def initial(self, n: int) -> State:
+        some = self.inner.weight
+        return State(some.new_zeros(n, self.size.deter), some.new_zeros(n, self.flat))
+
+    def embed(self, actions: torch.Tensor) -> torch.Tensor:
+        """Actions (..., A), never larger than one, to what the recurrence takes of them."""
+        return self.of_action(actions / actions.abs().clamp(min=1))
+
+    def recur(self, state: State, action: torch.Tensor) -> torch.Tensor:
+        """The next deterministic state, from a state and an embedded action."""
+        size, n = self.size, len(action)
+        width = size.deter // size.blocks
+        mixed = torch.cat([self.of_deter(state.deter), self.of_stoch(state.stoch), action], -1)
+        x = torch.cat([state.deter.view(n, size.blocks, width), mixed[:, None].expand(-1, size.blocks, -1)], -1)
+        x = F.silu(self.inner_norm(self.inner(x).reshape(n, size.deter)))
+        reset, candidate, update = self.gates(x.view(n, size.blocks, width)).chunk(3, -1)
+        candidate = (reset.sigmoid() * candidate).tanh().reshape(n, size.deter)
+        update = (update - 1).sigmoid().reshape(n, size.deter)
+        return update * candidate + (1 - update) * state.deter
+
+    def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities (..., latents, classes), with a little of the uniform distribution."""
+        p = logits.view(*logits.shape[:-1], self.size.latents, self.size.classes).softmax(-1)
+        return ((1 - UNIMIX) * p + UNIMIX / self.size.classes).log()
+
+    def prior(self, deter: torch.Tensor) -> torch.Tensor:
+        return self.logprobs(self.prior_net(deter))
+
+    def posterior(self, deter: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logprobs(self.posterior_net(torch.cat([deter, tokens], -1)))
+
+    @staticmethod
+    def draw(logp: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """One-hot latents, flat: the largest of log-probability and Gumbel noise (None: the likeliest); the gradient is that of the
+        probabilities."""
+        best = (logp if noise is None else logp + noise).argmax(-1)
+        hot = F.one_hot(best, logp.shape[-1]).to(logp.dtype)
+        p = logp.exp()
+        return (hot + p - p.detach()).flatten(-2)
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        """Gumbel noise (..., latents, classes)."""
+        uniform = torch.rand(*shape, self.size.latents, self.size.classes, device=self.inner.weight.device)
+        return -(-uniform.clamp(1e-20).log()).clamp(min=1e-20).log()
+
+    def observe(
+        self, tokens: torch.Tensor, actions: torch.Tensor, starts: torch.Tensor, state: State, noise: torch.Tensor
+    ) -> tuple[State, torch.Tensor]:
+        """States (T, B, ...) and posteriors (T, B, latents, classes) of sequences: tokens (T, B, E), the actions (T, B, A) taken
+        *before* each observation, and where episodes start, which forgets state and action."""
+        keep = (1 - starts)[..., None]
+        embedded = self.embed(actions * keep)
+        deters, stochs, logps = [], [], []
+        deter, stoch = state
+        for t in range(len(tokens)):
+            deter = self.recur(State(deter * keep[t], stoch * keep[t]), embedded[t])
+            logp = self.posterior(deter, tokens[t])
+            stoch = self.draw(logp, noise[t])
+            deters.append(deter)
+            stochs.append(stoch)
+            logps.append(logp)
+        return State(torch.stack(deters), torch.stack(stochs)), torch.stack(logps)
+
+
+def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q) of log-probabilities (..., latents, classes), summed over latents."""
+    return (p.exp() * (p - q)).sum((-2, -1))
+
+
+def padded(side: int) -> int:
+    """The nearest size, at least 32, that the convolutions can halve four times."""
+    return max(2 * STRIDES, round(side / STRIDES) * STRIDES)
+
+
+class PixelEncoder(nn.Module):
+    def __init__(self, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        channels, stages = shape[0], []
+        self.sides = (padded(shape[1]), padded(shape[2]))
+        for multiple in STAGES:
+            width = multiple * size.depth
+            stages += [nn.Conv2d(channels, width, 4, 2, 1), PictureNorm(width, EPS)]
+            channels = width
+        self.stages = nn.Sequential(*stages)
+        self.width = channels * (self.sides[0] // STRIDES) * (self.sides[1] // STRIDES)
+
+    def target(self, obs: torch.Tensor) -> torch.Tensor:
+        """Pixels (..., C, H, W) as floats in [0, 1], of the size that is learned."""
+        x = obs.float() / 255
+        if x.shape[-2:] == self.sides:
+            return x
+        return F.interpolate(x.flatten(0, -4), self.sides, mode="area").view(*x.shape[:-2], *self.sides)
+
+    def forward(self, target: torch.Tensor) -> torch.Tensor:
+        x = (target - 0.5).flatten(0, -4).contiguous(memory_format=torch.channels_last)
+        return self.stages(x).flatten(1).view(*target.shape[:-3], self.width)
+
+
+class PixelDecoder(nn.Module):
+    def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        self.sides = (padded(shape[1]) // STRIDES, padded(shape[2]) // STRIDES)
+        self.width = STAGES[-1] * size.depth
+        self.first = layer(features, self.width * self.sides[0] * self.sides[1])
+        stages: list[nn.Module] = []
+        channels = self.width
+        for multiple in STAGES[-2::-1]:
+            width = multiple * size.depth
+            stages += [nn.ConvTranspose2d(channels, width, 4, 2, 1), PictureNorm(width, EPS)]
+            channels = width
+        self.stages = nn.Sequential(*stages, nn.ConvTranspose2d(channels, shape[0], 4, 2, 1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        x = self.first(features.flatten(0, -2)).view(-1, self.width, *self.sides)
+        x = self.stages(x.contiguous(memory_format=torch.channels_last)).sigmoid()
+        return x.view(*features.shape[:-1], *x.shape[1:])
+
+    def loss(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (prediction - target).square().sum((-3, -2, -1))
+
+
+class VectorEncoder(nn.Module):
+    def __init__(self, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        self.width = size.units
+        self.stages = nn.Sequential(
+            layer(shape[0], size.units), layer(size.units, size.units), layer(size.units, size.units)
+        )
+
+    def target(self, obs: torch.Tensor) -> torch.Tensor:
+        return symlog(obs.float())
+
+    def forward(self, target: torch.Tensor) -> torch.Tensor:
+        return self.stages(target)
+
+
+class VectorDecoder(nn.Module):
+    def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        self.net = head(features, size.units, 3, shape[0])
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.net(features)
+
+    def loss(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (prediction - target).square().sum(-1)
+
+
+class WorldModel(nn.Module):
+    """What follows from what: observations in, and out of the state observations, rewards and whether it goes on."""
+
+    def __init__(self, *, obs_shape: tuple[int, ...], action_dim: int, size: Size) -> None:
+        super().__init__()
+        image = len(obs_shape) == 3
+        self.encoder: Any = (PixelEncoder if image else VectorEncoder)(obs_shape, size)
+        self.rssm = RSSM(size, action_dim, self.encoder.width)
+        self.width = size.deter + self.rssm.flat
+        self.decoder: Any = (PixelDecoder if image else VectorDecoder)(self.width, obs_shape, size)
+        self.bins = TwoHot()
+        self.reward = head(self.width, size.units, 1, len(self.bins.bins), scale=0.0)
+        self.goes_on = head(self.width, size.units, 1, 1)
+
+    @staticmethod
+    def features(state: State) -> torch.Tensor:
+        return torch.cat([state.deter, state.stoch], -1)
+
+
+class Critic(nn.Module):
+    """The value of a state's features, as a distribution over bins."""
+
+    def __init__(self, width: int, size: Size) -> None:
+        super().__init__()
+        self.bins = TwoHot()
+        self.net = head(width, size.units, 3, len(self.bins.bins), scale=0.0)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.net(features)
+
+    def values(self, features: torch.Tensor) -> torch.Tensor:
+        return self.bins.mean(self(features))
+
+
+class Actor(nn.Module):
+    """Outputs (..., size) for an action distribution; a categorical has a little of the uniform one."""
+
+    def __init__(self, width: int, size: Size, outputs: int, categorical: bool) -> None:
+        super().__init__()
+        self._categorical = categorical
+        self.net = head(width, size.units, 3, outputs, scale=0.01)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs = self.net(features)
+        if not self._categorical:
+            return outputs
+        return ((1 - UNIMIX) * outputs.softmax(-1) + UNIMIX / outputs.shape[-1]).log()

@@ -1,0 +1,88 @@
+"""Sequences: aligned, never joined across environments, episode starts marked, the last observation kept."""
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data import RecurrentReplayBuffer
+from rl_training.state import Rng
+from toys import assert_same
+
+
+def filled(num_envs=2, steps=40, length=5, capacity=60, limit=7):
+    """Environment e observes 100 e + t since the start; episodes are ``limit`` long; the reward for a step is the next t."""
+    buffer = RecurrentReplayBuffer(capacity, num_envs, (1,), length, rng=Rng(0, "replay"))
+    t = np.zeros(num_envs)
+    for _ in range(steps):
+        obs = 100 * np.arange(num_envs) + t
+        t = t + 1
+        over = t == limit
+        buffer.add(
+            obs=obs[:, None], actions=t, rewards=t, next_obs=(100 * np.arange(num_envs) + t)[:, None],
+            dones=over & (np.arange(num_envs) == 0), truncations=over & (np.arange(num_envs) == 1),
+        )  # fmt: skip
+        t = np.where(over, 0, t)
+    return buffer
+
+
+def test_rewards_arrive_with_the_observation_they_led_to_and_actions_leave_from_it():
+    batch = filled().sample(200)
+    time = batch["obs"][..., 0] % 100
+    assert torch.equal(batch["rewards"], time)  # zero at the start of an episode
+    last = time == 7
+    assert torch.equal(batch["actions"][~last], time[~last] + 1) and (batch["actions"][last] == 0).all()
+
+
+def test_sequences_stay_in_one_environment_and_mark_where_episodes_start():
+    batch = filled().sample(300)
+    env, time = batch["obs"][..., 0] // 100, batch["obs"][..., 0] % 100
+    assert (env == env[0]).all()
+    assert torch.equal(batch["episode_starts"], (time == 0).float())
+    steps = time.diff(dim=0)
+    assert ((steps == 1) | (batch["episode_starts"][1:] > 0)).all()
+    assert batch["obs"].shape == (5, 300, 1) and batch["mask"].shape == (5, 300) and batch["mask"].all()
+
+
+def test_a_cut_is_no_termination():
+    batch = filled().sample(300)
+    env, time = batch["obs"][..., 0] // 100, batch["obs"][..., 0] % 100
+    assert torch.equal(batch["dones"], ((time == 7) & (env == 0)).float())
+
+
+def test_only_the_newest_rows_are_drawn_and_no_sequence_crosses_the_seam():
+    buffer = filled(num_envs=1, steps=300, capacity=30)
+    assert len(buffer) == 30
+    time = buffer.sample(500)["obs"][..., 0]
+    assert (((time[1:] - time[:-1]) == 1) | (time[1:] == 0)).all()
+    assert buffer.num_transitions == 30 - int((buffer._columns["last"][0] > 0).sum())
+
+
+def test_one_environment_at_a_time_and_a_start_that_is_said():
+    buffer = RecurrentReplayBuffer(40, 2, (1,), 3)
+    for t in range(6):
+        buffer.add(
+            env_index=1, obs=[t], actions=0.0, rewards=1.0, next_obs=[t + 1], dones=0.0, episode_start=t in (0, 3)
+        )
+    batch = buffer.sample(100)
+    assert set(batch["obs"][0, :, 0].tolist()) == {0, 1, 2, 3}
+    assert torch.equal(batch["episode_starts"], ((batch["obs"][..., 0] == 0) | (batch["obs"][..., 0] == 3)).float())
+    assert (batch["rewards"][batch["obs"][..., 0] == 3] == 0).all()
+
+
+def test_state_survives(tmp_path):
+    first, second = filled(), RecurrentReplayBuffer(60, 2, (1,), 5, rng=Rng(9, "replay"))
+    second.load_state_dict(first.state_dict())
+    assert_same(first.sample(20), second.sample(20))
+    assert_same(first.state_dict(), second.state_dict())
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(ValueError, match="cannot hold sequences of 10"):
+        RecurrentReplayBuffer(15, 2, (1,), 10)
+    with pytest.raises(ValueError, match="no sequence of 5 yet"):
+        RecurrentReplayBuffer(50, 1, (1,), 5).sample(1)
+
+
+def test_a_hundred_thousand_pictures_take_little_more_than_their_pixels():
+    buffer = RecurrentReplayBuffer(100_000, 1, (3, 64, 64), 64, obs_dtype=torch.uint8)
+    assert sum(column.nbytes for column in buffer._columns.values()) < 1.3e9  # 1.23e9 are pixels
