@@ -1,4 +1,4 @@
-"""Running mean and variance, and what is scaled by them: observations (with the agent) and rewards (with the loop)."""
+"""The scaling of rewards by a running deviation, which goes with the loop; that of observations is a module, and is named here too."""
 
 from __future__ import annotations
 
@@ -6,64 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
+from rl_training.models.normalizer import ObservationNormalizer, merge_moments
 
-def merge_moments(
-    count: float, mean: np.ndarray, square: np.ndarray, rows: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Count, mean and summed squared deviation after seeing ``rows`` (B, ...) too (Chan et al., 1979)."""
-    n, batch_mean = len(rows), rows.mean(0)
-    delta, total = batch_mean - mean, count + n
-    square = square + ((rows - batch_mean) ** 2).sum(0) + delta**2 * (count * n / total)
-    return total, mean + delta * (n / total), square
-
-
-class ObservationNormalizer(nn.Module):
-    """(x - mean) / deviation, clipped, with statistics of all observations seen in training; frozen while evaluating.
-
-    The statistics are buffers of the agent, so they are saved, loaded and applied wherever the agent goes.
-    """
-
-    mean: torch.Tensor
-    inverse_std: torch.Tensor
-    square: torch.Tensor
-    exact_mean: torch.Tensor
-    count: torch.Tensor
-
-    def __init__(self, shape: tuple[int, ...], *, clip: float = 10.0) -> None:
-        super().__init__()
-        self.clip = clip
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("inverse_std", torch.ones(shape))
-        self.register_buffer("square", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("exact_mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-
-    def observe(self, rows: np.ndarray) -> None:
-        if not self.training:
-            return
-        count, mean, square = merge_moments(
-            float(self.count), self.exact_mean.cpu().numpy(), self.square.cpu().numpy(), rows.astype(np.float64)
-        )
-        self.count.fill_(count)
-        self.exact_mean.copy_(torch.as_tensor(mean))
-        self.square.copy_(torch.as_tensor(square))
-        self.mean.copy_(self.exact_mean)
-        self.inverse_std.copy_((self.square / count + 1e-8).rsqrt())
-
-    def fit(self, rows: np.ndarray, *, epsilon: float = 1e-3) -> None:
-        """The statistics of a fixed dataset: (x - mean) / (deviation + epsilon)."""
-        exact = rows.astype(np.float64)
-        self.mean.copy_(torch.as_tensor(exact.mean(0)))
-        self.inverse_std.copy_(torch.as_tensor(1 / (exact.std(0) + epsilon)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ((x - self.mean) * self.inverse_std).clamp(-self.clip, self.clip)
-
-    def host(self, x: np.ndarray) -> np.ndarray:
-        scaled = (x - self.mean.cpu().numpy()) * self.inverse_std.cpu().numpy()
-        return np.clip(scaled, -self.clip, self.clip, out=scaled)
+__all__ = ["ObservationNormalizer", "RewardScaler", "merge_moments"]
 
 
 class RewardScaler:

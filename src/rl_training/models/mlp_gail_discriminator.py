@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.models.cnn import features, observation_shape
 from rl_training.models.mlp import mlp, orthogonal_
+from rl_training.models.normalizer import ObservationNormalizer
 
 
 class MLPGAILDiscriminator(nn.Module):
