@@ -148,7 +148,7 @@ def test_a_state_that_cannot_go_on_weighs_nothing_and_one_that_does_is_discounte
         last.weight.zero_()
         for bias, weights in ((-100.0, [0, 0, 0, 0]), (100.0, [1 / 0.997] * 4)):
             last.bias.fill_(bias)
-            imagined = learner._imagine(states, sequences())
+            imagined = learner._imagine(states)
             assert imagined["weights"][:, 0].tolist() == pytest.approx(weights, abs=1e-6)
 
 
@@ -162,7 +162,7 @@ def test_gradients_go_where_they_should():
     for module in (learner.world_model.reward, learner.critic.net):  # away from their start at zero
         torch.nn.init.normal_(module[-1].weight, std=0.1)
     world, states, _ = learner._world_loss(batch)
-    imagined = learner._imagine(states, batch)
+    imagined = learner._imagine(states)
     actor, critic, _ = learner._behaviour_losses(imagined)
     shaping, alone = learner._replay_value_losses(batch, states, imagined)
     parts = (learner.world_model, learner.actor, learner.critic)
@@ -176,7 +176,7 @@ def test_gradients_go_where_they_should():
 def test_the_size_of_rewards_does_not_change_the_actors_gradient():
     learner = agent()
     states, _, _ = learner._observed(sequences())
-    imagined = learner._imagine(states, sequences())
+    imagined = learner._imagine(states)
     imagined["returns"], imagined["values"] = imagined["returns"] * 0 + torch.randn(4, 24) * 20, imagined["values"] * 0
     grads = []
     for factor in (1.0, 1000.0):

@@ -160,7 +160,7 @@ class Dreamer(Learner):
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One step of everything: the world model, and actor and critic from all it went through."""
         world, states, metrics = self._world_loss(batch)
-        imagined = self._imagine(states, batch)
+        imagined = self._imagine(states)
         replayed, replayed_alone = self._replay_value_losses(batch, states, imagined)
         actor, critic, more = self._behaviour_losses(imagined)
         descend(
@@ -180,7 +180,7 @@ class Dreamer(Learner):
         """From the states that the world model, as it is, finds in these sequences."""
         with torch.no_grad():
             states, _, _ = self._observed(batch)
-        actor, critic, metrics = self._behaviour_losses(self._imagine(states, batch))
+        actor, critic, metrics = self._behaviour_losses(self._imagine(states))
         descend((self.actor_optimizer, actor), (self.critic_optimizer, critic))
         self._follow()
         return UpdateResult(_metrics(metrics), 1)
@@ -221,7 +221,7 @@ class Dreamer(Learner):
         return total, states, {"dreamer_world_model_loss": total, **parts}
 
     @torch.no_grad()
-    def _imagine(self, states: State, batch: Tensors) -> Tensors:
+    def _imagine(self, states: State) -> Tensors:
         """What follows from observed states: features, actions, rewards, continuation and values, (H + 1, N, ...)."""
         model, rssm = self.world_model, self.world_model.rssm
         deter, stoch = (part.detach().flatten(0, 1) for part in states)

@@ -11,7 +11,6 @@ import torch
 
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.metrics import both
-from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatOptimizer, descend
 from rl_training.algorithms.ppo import EPS, PPO, ppo_loss
 from rl_training.models.heads import Categorical, Head
@@ -58,29 +57,15 @@ class PPG(PPO):
         model: Any,
         learning_rate: float,
         aux_learning_rate: float,
-        clip_coef: float,
-        ent_coef: float,
-        vf_coef: float,
         aux_value_coef: float,
         behavior_clone_coef: float,
         value_clone_coef: float,
         max_grad_norm: float | None = 0.5,
-        normalize_advantages: bool = True,
-        clip_values: bool = False,
-        normalizer: ObservationNormalizer | None = None,
+        **options: Any,
     ) -> None:
+        """``options``: PPO's."""
         self.aux_optimizer = FlatAdam(model.parameters(), lr=aux_learning_rate, eps=EPS, max_grad_norm=max_grad_norm)
-        super().__init__(
-            policy=model,
-            learning_rate=learning_rate,
-            clip_coef=clip_coef,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            clip_values=clip_values,
-            normalize_advantages=normalize_advantages,
-            normalizer=normalizer,
-        )
+        super().__init__(policy=model, learning_rate=learning_rate, max_grad_norm=max_grad_norm, **options)
         self._coefs = {
             "aux_value_coef": aux_value_coef,
             "behavior_clone_coef": behavior_clone_coef,
