@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rl_training.commands import agents, experiments, results
+from rl_training.commands.flags import config_flags, count, resolved
+
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.runtime.trainer import TrainResult
@@ -82,23 +85,23 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     train = command("train", _train, "train an agent from a config, a preset, or an algorithm and an environment")
-    _config_flags(train)
+    config_flags(train)
     train.add_argument("--run-suffix", metavar="NAME", help="end of the run directory's name (default: the time)")
     train.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     resume = command("resume", _resume, "go on with a stopped run, exactly as if it had never stopped")
     resume.add_argument("path", help="a run directory or a checkpoint")
-    resume.add_argument("--total-timesteps", type=_count, metavar="N", help="a new total (default: the run's own)")
+    resume.add_argument("--total-timesteps", type=count, metavar="N", help="a new total (default: the run's own)")
     resume.add_argument(
         "--output-dir", metavar="DIR", help="go on in a new run directory in here (default: the same one)"
     )
-    resume.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
+    resume.add_argument("--eval-episodes", type=count, metavar="N", help="episodes per evaluation")
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
     evaluate.add_argument("path", help="a run directory or a checkpoint")
     evaluate.add_argument(
-        "--episodes", type=_count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
+        "--episodes", type=count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
     )
     evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
@@ -118,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
     collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
     collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
-    collect.add_argument("--steps", type=_count, metavar="N", help="how many steps")
-    collect.add_argument("--episodes", type=_count, metavar="N", help="or how many whole episodes")
+    collect.add_argument("--steps", type=count, metavar="N", help="how many steps")
+    collect.add_argument("--episodes", type=count, metavar="N", help="or how many whole episodes")
     collect.add_argument("--deterministic", action="store_true", help="take the best action instead of drawing one")
     collect.add_argument("--stochastic", dest="deterministic", action="store_false", help="draw actions (the default)")
     collect.add_argument("--random", action="store_true", help="uniformly random actions instead of the agent's")
@@ -138,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
     inspect.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
     inspect.add_argument("--output", required=True, metavar="FILE", help="the picture, e.g. model.png")
-    inspect.add_argument("--steps", type=_count, default=50, metavar="N", help="how far to look ahead (default: 50)")
+    inspect.add_argument("--steps", type=count, default=50, metavar="N", help="how far to look ahead (default: 50)")
     inspect.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
 
     listing = command("list", _list, "the algorithms")
@@ -149,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="print the options as a JSON object")
 
     config = command("config", _config, "print a config as it will be used, with every default filled in")
-    _config_flags(config)
+    config_flags(config)
     config.add_argument("--json", action="store_true", help="print it as JSON instead of YAML")
 
     schema = command("schema", _schema, "the JSON schema of a config, for editors")
@@ -157,61 +160,13 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = command("doctor", _doctor, "check this machine: versions, devices, compiler, environments")
     doctor.add_argument("--json", action="store_true", help="print the findings as one JSON object")
+    for module in (agents, experiments, results):
+        module.add(command)
     return parser
 
 
-def _config_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
-    )
-    parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
-    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
-    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--total-timesteps", type=_count, metavar="N", help="environment steps; 1e6 is fine")
-    parser.add_argument("--output-dir", metavar="DIR", help="where run directories are made")
-    parser.add_argument("--num-envs", type=_count, metavar="N", help="environments stepped together")
-    parser.add_argument("--eval-episodes", type=_count, metavar="N", help="episodes per evaluation")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable",
-    )
-
-
-def _count(text: str) -> int:
-    number = float(text)
-    if not number.is_integer():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(number)
-
-
-_count.__name__ = "number"
-
-
-def _resolved(args: argparse.Namespace) -> TrainConfig:
-    from rl_training.experiment.config import ConfigError, TrainConfig
-    from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.experiment.yaml_config import apply_overrides, parse_override, read_config
-
-    flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
-    flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
-    flags |= {"eval_episodes": args.eval_episodes}
-    overrides = {name: value for name, value in flags.items() if value is not None}
-    overrides |= dict(parse_override(text) for text in args.set)
-    if args.config is not None:
-        return read_config(args.config, overrides)
-    if args.algo is None or args.env is None:
-        raise ConfigError([((), "give --config FILE, or --algo and --env")])
-    config = TrainConfig(**apply_overrides({}, overrides))
-    get_algorithm_spec(config.algo).options(config)
-    return config
-
-
 def _train(args: argparse.Namespace) -> int:
-    config = _resolved(args)
+    config = resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
 
     return _report(
@@ -405,7 +360,7 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _config(args: argparse.Namespace) -> None:
-    config = _resolved(args)
+    config = resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.runs import dump_yaml
 

@@ -1,0 +1,62 @@
+"""What several commands take: a config by file, flags and --set, and whole numbers as people write them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+
+def config_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that make or change a config, the same for every command that takes one."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
+    )
+    parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--total-timesteps", type=count, metavar="N", help="environment steps; 1e6 is fine")
+    parser.add_argument("--output-dir", metavar="DIR", help="where run directories are made")
+    parser.add_argument("--num-envs", type=count, metavar="N", help="environments stepped together")
+    parser.add_argument("--eval-episodes", type=count, metavar="N", help="episodes per evaluation")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable",
+    )
+
+
+def count(text: str) -> int:
+    """A whole number; 1e6 is one."""
+    number = float(text)
+    if not number.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+count.__name__ = "number"
+
+
+def resolved(args: argparse.Namespace) -> TrainConfig:
+    """The config that the flags of ``config_flags`` say."""
+    from rl_training.experiment.config import ConfigError, TrainConfig
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.yaml_config import apply_overrides, parse_override, read_config
+
+    flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
+    flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
+    flags |= {"eval_episodes": args.eval_episodes}
+    overrides = {name: value for name, value in flags.items() if value is not None}
+    overrides |= dict(parse_override(text) for text in args.set)
+    if args.config is not None:
+        return read_config(args.config, overrides)
+    if args.algo is None or args.env is None:
+        raise ConfigError([((), "give --config FILE, or --algo and --env")])
+    config = TrainConfig(**apply_overrides({}, overrides))
+    get_algorithm_spec(config.algo).options(config)
+    return config

@@ -1,0 +1,9 @@
+"""What runs came to: report, compare, leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def add(command: Callable) -> None:
+    """Add the commands of this module."""
