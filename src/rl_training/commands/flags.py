@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 
-def config_flags(parser: argparse.ArgumentParser) -> None:
+def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> None:
     """The flags that make or change a config, the same for every command that takes one."""
     parser.add_argument(
         "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
@@ -26,8 +26,9 @@ def config_flags(parser: argparse.ArgumentParser) -> None:
         "--set",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="set any option, e.g. algo_kwargs.learning_rate=1e-3; repeatable",
+        metavar="NAME=A,B" if values else "NAME=VALUE",
+        help=f"{'try values of' if values else 'set'} any option, e.g. algo_kwargs.learning_rate=1e-3"
+        f"{',3e-4' if values else ''}; repeatable",
     )
 
 
@@ -42,8 +43,8 @@ def count(text: str) -> int:
 count.__name__ = "number"
 
 
-def resolved(args: argparse.Namespace) -> TrainConfig:
-    """The config that the flags of ``config_flags`` say."""
+def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:
+    """The config that the flags of ``config_flags`` say; ``chosen`` takes the place of ``--set``."""
     from rl_training.experiment.config import ConfigError, TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.yaml_config import apply_overrides, parse_override, read_config
@@ -52,7 +53,7 @@ def resolved(args: argparse.Namespace) -> TrainConfig:
     flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
     flags |= {"eval_episodes": args.eval_episodes}
     overrides = {name: value for name, value in flags.items() if value is not None}
-    overrides |= dict(parse_override(text) for text in args.set)
+    overrides |= dict(parse_override(text) for text in args.set) if chosen is None else chosen
     if args.config is not None:
         return read_config(args.config, overrides)
     if args.algo is None or args.env is None:

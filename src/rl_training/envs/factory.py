@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium.wrappers import FlattenObservation
 from pydantic import Field, Strict
 
-from rl_training.envs.spaces import CHANNELS, is_image
+from rl_training.envs.spaces import CHANNELS, Spaces, is_image
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation
 from rl_training.experiment.config import ConfigError, Options, opt
 
@@ -117,6 +117,13 @@ class EnvFactory:
         try:
             own = parse_env_kwargs(self.env_kwargs, training=True)[0].max_episode_steps
             return own if own is not None or env.spec is None else env.spec.max_episode_steps
+        finally:
+            env.close()
+
+    def spaces(self) -> Spaces:
+        env = self.make(training=False)
+        try:
+            return Spaces.of(env)
         finally:
             env.close()
 

@@ -135,6 +135,9 @@ class TrainConfig(Options):
     output_dir: Annotated[Path, Strict(False)] = opt(Path("runs"), "run directories are made in here")
     device: str = opt("auto", "auto, cpu, cuda or cuda:N")
     num_envs: int = opt(1, "environments stepped together", ge=1)
+    execution_backend: Literal["local", "ray"] = opt(
+        "local", "where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster)"
+    )
     eval_episodes: int = opt(5, "episodes per evaluation", ge=1)
     log_interval: int | None = opt(None, "environment steps between log lines; null: about a hundred per run", ge=1)
     checkpoint_interval: int | None = opt(None, "environment steps between checkpoints; null: about twenty", ge=1)

@@ -52,19 +52,23 @@ class RunContext:
         return self.run_dir / "metrics.jsonl"
 
 
+def run_name(config: TrainConfig, suffix: str) -> str:
+    """What a run directory is called."""
+    return f"{config.algo}__{config.env_id.replace('/', '-').replace(':', '-')}__seed{config.seed}__{suffix}"
+
+
 def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
     """A new run directory. With a suffix its name is fixed and must be free; without, a unique one is found."""
     text = dump_yaml(config.plain())
-    stem = f"{config.algo}__{config.env_id.replace('/', '-').replace(':', '-')}__seed{config.seed}"
     if run_suffix is not None:
-        context = _claim(config, f"{stem}__{run_suffix}")
+        name = run_name(config, run_suffix)
+        context = _claim(config, name)
         if context is None:
-            place = config.output_dir / f"{stem}__{run_suffix}"
-            raise ValueError(f"{place} already holds a run; resume it, or choose another suffix")
+            raise ValueError(f"{config.output_dir / name} already holds a run; resume it, or choose another suffix")
     else:
         stamp, count, context = time.strftime("%Y%m%d-%H%M%S"), 1, None
         while context is None:
-            context = _claim(config, f"{stem}__{stamp}" + (f"-{count}" if count > 1 else ""))
+            context = _claim(config, run_name(config, stamp) + (f"-{count}" if count > 1 else ""))
             count += 1
     context.config_path.write_text(text)
     write_metadata(context, provenance())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import replayable
 from rl_training.envs.spaces import Spaces
 
@@ -47,7 +48,7 @@ class CollectResult:
 class Collector:
     """N environments stepped together, with explicit resets: ``obs`` is always what the next action answers to.
 
-    ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them. ``rewards`` is what to
+    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them. ``rewards`` is what to
     make of them (in float32, by default as ``env_kwargs.wrappers.reward`` says); returns are reported as they came.
     """
 
@@ -59,9 +60,16 @@ class Collector:
         *,
         check_rewards: bool = True,
         rewards: Callable[[Any], Any] | None = None,
+        remote: bool = False,
     ) -> None:
-        self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
-        self.spaces = Spaces.of(self._envs[0].env)
+        self._remote = remote
+        self._envs: list[Any]
+        if remote:
+            self._envs = [RemoteEnv(factory, seed=seed, index=i) for i in range(num_envs)]
+            self.spaces = factory.spaces()
+        else:
+            self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
+            self.spaces = Spaces.of(self._envs[0].env)
         self._transform = rewards if rewards is not None else factory.reward_options().apply
         self._box = self.spaces.action_kind == "box"
         self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
@@ -72,7 +80,13 @@ class Collector:
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self.steps, self.episodes = 0, 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
-        for i in range(num_envs):
+        self._begin_all(range(num_envs))
+
+    def _begin_all(self, which: Iterable[int]) -> None:
+        if self._remote:
+            for i in which:
+                self._envs[i].send()
+        for i in which:
             self._begin(i)
 
     def _begin(self, i: int) -> None:
@@ -87,7 +101,11 @@ class Collector:
         np.copyto(self._previous, self.obs)
         rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
         ended = []
-        for i, action in enumerate(self.spaces.to_env(actions)):
+        taken = self.spaces.to_env(actions)
+        if self._remote:
+            for slot, action in zip(self._envs, taken):
+                slot.send(action)
+        for i, action in enumerate(taken):
             slot = self._envs[i]
             try:
                 obs, reward, terminated, truncated, _ = slot.step(action)
@@ -109,7 +127,7 @@ class Collector:
         for i in ended:
             self.recent.append((self._returns[i], self._lengths[i]))
             self.episodes += 1
-            self._begin(i)
+        self._begin_all(ended)
         return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
 
     def metrics(self) -> dict[str, float]:
@@ -136,8 +154,9 @@ class Collector:
             )
         self.steps, self.episodes = state["steps"], state["episodes"]
         self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
-        for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
+        for slot, saved in zip(self._envs, state["envs"]):
             slot.load_state_dict(saved)
+        for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
             obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
             self.obs[i] = obs if self._encode is None else self._encode(obs)
             if not np.array_equal(self.obs[i], state["obs"][i].numpy()):

@@ -119,7 +119,8 @@ class Run(Stateful):
         return Rng(self.config.seed, name)
 
     def collector(self, **options: Any) -> Collector:
-        return Collector(self.factory, self.config.num_envs, self.config.seed, **options)
+        remote = self.config.execution_backend == "ray"
+        return Collector(self.factory, self.config.num_envs, self.config.seed, remote=remote, **options)
 
     def refer(self, meta: dict[str, Any]) -> None:
         """Scores are reported between these returns, if the data names them."""

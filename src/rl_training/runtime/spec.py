@@ -93,11 +93,7 @@ class AlgorithmSpec:
             raise error.under("algo_kwargs") from None
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
-        env = factory.make(training=False)
-        try:
-            spaces = Spaces.of(env)
-        finally:
-            env.close()
+        spaces = factory.spaces()
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 

@@ -1,0 +1,117 @@
+"""Environments in Ray actors, for simulators so slow that their steps are worth sending elsewhere. Same episodes, same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.replay import replayable
+
+
+def connect(address: str | None = None) -> Any:
+    """Ray, connected to a cluster (by default the one that RAY_ADDRESS names), or to one made here for the occasion."""
+    import logging
+    import os
+
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("Ray is not installed: pip install 'rl_training[ray]'") from None
+    if ray.is_initialized():
+        return ray
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and address != "auto":
+        _reachable(address)
+    where = {"include_dashboard": False} if address is None else {"address": address}
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ValueError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())}") from None
+    return ray
+
+
+def _reachable(address: str) -> None:
+    """Ray itself waits for minutes for an address where nothing is."""
+    import socket
+
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(f"a Ray address is host:port, or auto; got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ValueError(f"no Ray cluster at {address}: {error.strerror or error}") from None
+
+
+class _Host:
+    """What an actor does: it holds one environment and answers for it."""
+
+    def __init__(self, factory: EnvFactory, seed: int, index: int) -> None:
+        self._slot = replayable(factory.make(training=True), seed=seed, index=index)
+
+    def begin(self) -> Any:
+        return self._slot.begin()
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        obs, reward, terminated, truncated, _ = self._slot.step(action)
+        self._slot.actions.append(action)
+        return obs, reward, terminated, truncated, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._slot.state_dict()
+
+    def rebuild(self, state: dict[str, Any]) -> tuple[Any, float, int]:
+        self._slot.load_state_dict(state)
+        return self._slot.replay(state["actions"])
+
+    def close(self) -> None:
+        self._slot.env.close()
+
+
+class RemoteEnv:
+    """As a ReplayableEnv, but ``send`` starts a step or an episode that ``step`` or ``begin`` then waits for."""
+
+    def __init__(self, factory: EnvFactory, *, seed: int, index: int) -> None:
+        self._ray = connect()
+        actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
+        self._host = actor.remote(factory, seed, index)
+        self._pending: Any = None
+        self.env = self  # what is closed
+        self.actions: list[Any] = []  # kept by the host
+
+    def send(self, action: Any = None) -> None:
+        self.actions = []
+        self._pending = self._host.begin.remote() if action is None else self._host.step.remote(action)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return self._received()
+
+    def begin(self) -> Any:
+        if self._pending is None:
+            self.send()
+        return self._received()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._got(self._host.state_dict.remote())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pending = self._host.rebuild.remote(state)
+
+    def replay(self, actions: Any) -> tuple[Any, float, int]:
+        return self._received()
+
+    def _received(self) -> Any:
+        pending, self._pending = self._pending, None
+        return self._got(pending)
+
+    def _got(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayActorError as error:
+            last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
+            raise RuntimeError(f"its Ray worker is gone: {last}") from None
+
+    def close(self) -> None:
+        self._ray.kill(self._host)

@@ -1,0 +1,200 @@
+"""Which runs a sweep has, what each is called, and how far each has come."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rl_training.experiment.checkpointing import write_durably
+from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.runs import run_name
+
+MANIFEST = "sweep.json"
+TAIL = 1 << 16  # bytes from the end of metrics.jsonl in which the last lines are looked for
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep. Everything about it can be told from its folder, so any process on any machine can go on with it."""
+
+    name: str
+    config: dict[str, Any]
+    folder: Path  # of the sweep
+    label: str = ""  # of the values it has, at the end of its name
+
+    @property
+    def short(self) -> str:
+        """What sets it apart from the sweep's other runs, for people."""
+        return f"seed {self.config['seed']}" + ("" if self.label == "default" else f"  {self.label}")
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def note_path(self) -> Path:
+        """Where its last worker left its error."""
+        return self.folder / "jobs" / f"{self.name}.json"
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "jobs" / f"{self.name}.log"
+
+    @property
+    def total(self) -> int:
+        return self.config["total_timesteps"]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0-4`` or ``1,2,7-9``."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise ConfigError([((), f"--seeds takes numbers and ranges such as 0-4 or 1,2,7-9; got {text!r}")])
+        seeds += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def parse_values(text: str) -> tuple[str, list[Any]]:
+    """``name=a,b`` with the values read as YAML; a list stands in brackets: ``hidden_sizes=[64,64],[256,256]``."""
+    from ruamel.yaml import YAML, YAMLError
+
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise ConfigError([((), f"--set takes name=a,b, e.g. algo_kwargs.learning_rate=1e-3,3e-4; got {text!r}")])
+    try:
+        return name.strip(), list(YAML(typ="safe", pure=True).load(StringIO(f"[{values}]")))
+    except YAMLError:
+        raise ConfigError([((), f"--set {name}: {values!r} are not YAML values")]) from None
+
+
+def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every choice of one value for each name."""
+    return [dict(zip(values, chosen)) for chosen in itertools.product(*values.values())]
+
+
+def label_of(chosen: Mapping[str, Any], names: Sequence[str]) -> str:
+    """``learning_rate=0.001,gamma=0.9``, short enough for a file name; ``default`` if nothing was chosen."""
+    ends = [name.rsplit(".", 1)[-1] for name in names]
+    parts = [
+        f"{end if ends.count(end) == 1 else name}={_shown(chosen[name])}"
+        for name, end in zip(names, ends)
+        if name in chosen
+    ]
+    plain = ",".join(parts)
+    label = re.sub(r"[^\w=.,+-]+", "-", plain)
+    if label != plain or len(label) > 80:  # something is lost: the hash keeps names apart
+        label = f"{label[:72]}-{hashlib.sha256(plain.encode()).hexdigest()[:6]}"
+    return label or "default"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and not any(isinstance(part, list | dict) for part in value):
+        return "x".join(map(str, value)) or "none"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def make_job(config: TrainConfig, folder: Path, label: str) -> Job:
+    placed = config.replace(output_dir=folder, progress="off")
+    return Job(run_name(placed, label), placed.plain(), folder, label)
+
+
+def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
+    """Claim the folder for these runs, or join the sweep that is there if its runs are the same."""
+    try:
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make {folder}: {error.strerror or error}") from None
+    path = folder / MANIFEST
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for job in jobs:
+        before = known.get(job.name)
+        if before is not None and before != job.config:
+            differing = ", ".join(sorted(_differing(before, job.config)))
+            raise ValueError(
+                f"{folder} holds a sweep in which {job.name} differs in {differing}; "
+                "repeat its command to go on with it, or give this one another --name"
+            )
+    if any(job.name not in known for job in jobs):
+        write_durably(path, [json.dumps({**known, **{job.name: job.config for job in jobs}}, indent=1).encode()])
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name in {*before, *now}:
+        a, b = before.get(name), now.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names += _differing(a, b, f"{prefix}{name}.")
+        elif a != b:
+            names.append(f"{prefix}{name}")
+    return names
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run has come."""
+
+    state: str = "waiting"  # waiting, running, interrupted, finished, failed
+    step: int = 0
+    rate: float = 0.0  # steps a second
+    last_return: float | None = None
+    error: str = ""
+
+
+def standing(job: Job) -> Standing:
+    """Read off the run's files: whoever runs it, wherever."""
+    status, error = _status(job)
+    lines = last_lines(job.run_dir / "metrics.jsonl")
+    step = max((line["step"] for line in lines), default=0)
+    shown = [line.get("eval_return_mean", line.get("episode_return")) for line in lines]
+    known = [value for value in shown if value is not None]
+    rate = 0.0
+    if len(lines) > 1 and lines[-1]["time"] > lines[0]["time"]:
+        rate = (lines[-1]["step"] - lines[0]["step"]) / (lines[-1]["time"] - lines[0]["time"])
+    return Standing(status, step, rate, known[-1] if known else None, error)
+
+
+def _status(job: Job) -> tuple[str, str]:
+    note = _json(job.note_path)
+    if note.get("error"):
+        return "failed", note["error"]
+    status = _json(job.run_dir / "metadata.json").get("status", "")
+    if status == "finished" or (status.startswith("stopped:") and "received" not in status):
+        return "finished", ""
+    return ("interrupted" if status else "waiting"), ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def last_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines at the end of a metrics file, without reading all of it."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            start = max(0, file.tell() - TAIL)
+            file.seek(start)
+            pieces = file.read().split(b"\n")
+    except OSError:
+        return []
+    lines = []
+    for piece in pieces[1 if start else 0 : -1]:  # neither the torn first line nor one still being written
+        try:
+            line = json.loads(piece)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "step" in line and "time" in line:
+            lines.append(line)
+    return lines

@@ -1,0 +1,177 @@
+"""Runs the jobs of a sweep to their end, a few at a time, and shows them all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from rl_training.experiment.logging import clock, short
+from rl_training.sweeps.backends import Backend
+from rl_training.sweeps.plan import Job, Standing, standing
+
+PAUSE = 0.25  # seconds between looks at the backend
+LOOK = 1.0  # seconds between looks at the runs' files
+LINE_EVERY = 30.0  # seconds between lines, where there is no terminal
+
+
+class Interrupted(Exception):
+    """Somebody asked the sweep to stop; every run has been saved."""
+
+
+def run_jobs(jobs: Sequence[Job], backend: Backend, *, stream: TextIO | None = None) -> dict[str, Standing]:
+    """How each run stands when nothing is left to do. Finished ones are left alone, others go on from where they are."""
+    standings = {job.name: standing(job) for job in jobs}
+    waiting = [job for job in jobs if standings[job.name].state != "finished"]
+    running: dict[str, Job] = {}
+    table = Table(jobs, stream or sys.stderr)
+    kept = len(jobs) - len(waiting)
+    if kept:
+        table.say(f"{kept} of {len(jobs)} runs are finished and kept")
+    looked = 0.0
+    with table, _stop_signals() as stopped:
+        try:
+            while (waiting or running) and not stopped.is_set():
+                while waiting and len(running) < backend.slots:
+                    job = waiting.pop(0)
+                    backend.start(job)
+                    running[job.name] = job
+                    standings[job.name] = Standing("running", standings[job.name].step)
+                    table.say(f"started   {job.short}", lines_only=True)
+                for name, error in backend.ended():
+                    job = running.pop(name)
+                    standings[name] = standing(job)
+                    if error:
+                        standings[name] = _failed(standings[name], error)
+                    table.say(_news(job, standings[name]))
+                if time.monotonic() - looked > LOOK:
+                    looked = time.monotonic()
+                    for name, job in running.items():
+                        standings[name] = _running(standing(job))
+                table.show(standings)
+                stopped.wait(PAUSE)
+            if stopped.is_set():
+                table.say("stopping: every run saves where it is")
+        finally:
+            backend.close()
+            for job in running.values():
+                standings[job.name] = standing(job)
+            table.show(standings, force=True)
+    if stopped.is_set():
+        raise Interrupted
+    return standings
+
+
+def _failed(known: Standing, error: str) -> Standing:
+    return Standing("failed", known.step, known.rate, known.last_return, error)
+
+
+def _running(known: Standing) -> Standing:
+    return Standing("running", known.step, known.rate, known.last_return)
+
+
+def _news(job: Job, now: Standing) -> str:
+    if now.state == "failed":
+        return f"failed    {job.short}: {now.error}"
+    result = f": return {short(now.last_return)}" if now.last_return is not None else ""
+    return f"{now.state:9} {job.short}{result}"
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM stops the sweep in order; a second Ctrl-C interrupts at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if stopped.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Table:
+    """One live table in a terminal; lines elsewhere."""
+
+    def __init__(self, jobs: Sequence[Job], stream: TextIO) -> None:
+        self._jobs, self._out = jobs, stream
+        self._live: Any = None
+        self._last = time.monotonic()
+        if hasattr(stream, "isatty") and stream.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=stream), refresh_per_second=4)
+
+    def __enter__(self) -> Table:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, message: str, *, lines_only: bool = False) -> None:
+        if self._live is None:
+            print(message, file=self._out, flush=True)
+        elif not lines_only:
+            self._live.console.print(message, highlight=False, markup=False)
+
+    def show(self, standings: dict[str, Standing], *, force: bool = False) -> None:
+        if self._live is not None:
+            self._live.update(self._drawn(standings), refresh=force)
+        elif time.monotonic() - self._last > LINE_EVERY:
+            self._last = time.monotonic()
+            running = [job for job in self._jobs if standings[job.name].state == "running"]
+            shown = "; ".join(f"{job.short} {_percent(job, standings[job.name])}" for job in running)
+            print(f"{summary(standings)}: {shown}", file=self._out, flush=True)
+
+    def _drawn(self, standings: dict[str, Standing]) -> Any:
+        from rich.table import Table as Grid
+
+        grid = Grid(box=None, pad_edge=False, caption=summary(standings), caption_justify="left", header_style="bold")
+        for name in ("run", "state", "progress", "steps/s", "return", "left"):
+            grid.add_column(name, justify="left" if name in ("run", "state") else "right", no_wrap=name != "run")
+        for job in self._chosen(standings):
+            now = standings[job.name]
+            style = {"failed": "red", "finished": "green", "running": ""}.get(now.state, "dim")
+            going = now.state == "running"
+            left = (job.total - now.step) / now.rate if now.rate > 0 else math.inf
+            grid.add_row(
+                job.short, now.state, _percent(job, now), short(now.rate) if going and now.rate else "",
+                short(now.last_return) if now.last_return is not None else "", clock(left) if going else "", style=style,
+            )  # fmt: skip
+        return grid
+
+    def _chosen(self, standings: dict[str, Standing]) -> list[Job]:
+        """All of them if they fit; else those that are running or failed first."""
+        room = max(4, self._live.console.height - 5)
+        if len(self._jobs) <= room:
+            return list(self._jobs)
+        order = {"running": 0, "failed": 1, "interrupted": 2, "waiting": 3, "finished": 4}
+        first = sorted(self._jobs, key=lambda job: order[standings[job.name].state])[:room]
+        return [job for job in self._jobs if job in first]
+
+
+def _percent(job: Job, now: Standing) -> str:
+    return f"{100 * min(now.step, job.total) // job.total}%"
+
+
+def summary(standings: dict[str, Standing]) -> str:
+    states = [now.state for now in standings.values()]
+    counts = [(state, states.count(state)) for state in ("finished", "running", "waiting", "interrupted", "failed")]
+    return ", ".join(f"{count} {state}" for state, count in counts if count)

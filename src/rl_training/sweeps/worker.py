@@ -1,0 +1,82 @@
+"""One run of a sweep, from its start or on from where it was: what every worker does, in a process or on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rl_training.sweeps.plan import Job
+
+PATIENCE = 60.0  # seconds a worker that lost its parent or its node may still need to save and let go
+
+
+def run_job(job: Job) -> str:
+    """Train or resume. Returns the error in one line, or nothing; interrupted runs are not errors."""
+    job.note_path.parent.mkdir(parents=True, exist_ok=True)
+    job.note_path.unlink(missing_ok=True)
+    try:
+        _train(job)
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        note = {"error": text, "traceback": traceback.format_exc()}
+        job.note_path.write_text(json.dumps(note, indent=1))
+        return text
+    return ""
+
+
+def _train(job: Job) -> None:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.runs import RunContext, list_checkpoints
+    from rl_training.runtime.workflows import resume_training
+
+    if job.run_dir.exists():
+        _wait_for(job.run_dir)
+        if list_checkpoints(RunContext(job.name, job.run_dir)):
+            resume_training(job.run_dir)
+            return
+        shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
+    config = TrainConfig(**job.config)
+    get_algorithm_spec(config.algo).train(config, run_suffix=job.label)
+
+
+def _wait_for(run_dir: Path) -> None:
+    """Whoever had the run before may still be saving it."""
+    lock = FileLock(run_dir / ".lock")
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise ValueError(f"{run_dir} is in use by another process") from None
+    lock.release()
+
+
+def _follow_parent(parent: int) -> None:
+    """A sweep that is killed takes its workers with it: they stop at the next safe point and save."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    with contextlib.suppress(OSError):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    given: dict[str, Any] = json.loads(sys.stdin.read())
+    threading.Thread(target=_follow_parent, args=(given.pop("parent"),), daemon=True).start()
+    error = run_job(Job(**{**given, "folder": Path(given["folder"])}))
+    if error:
+        print(error, file=sys.stderr)
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

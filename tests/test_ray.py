@@ -1,0 +1,89 @@
+"""Ray: environments in actors, runs as tasks, a node lost in the middle. On a cluster of two nodes, made here."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import toys
+from rl_training.cli import main
+from rl_training.envs.factory import EnvFactory
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import dump_yaml, newest_checkpoint
+from rl_training.runtime.collector import Collector, EnvironmentFailure
+from rl_training.runtime.workflows import resume_training
+from toys import Broken, StopAt, same_end
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.nodes_of_test = [made.add_node(num_cpus=1) for _ in range(2)]
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def at_the_cluster(cluster, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    return cluster
+
+
+def test_a_run_with_environments_on_ray_stopped_and_resumed_equals_one_without_ray(tiny, at_the_cluster):
+    spec = get_algorithm_spec("ppo")
+    here = spec.train(tiny("ppo", num_envs=2, total_timesteps=192), run_suffix="here")
+    there = tiny("ppo", num_envs=2, total_timesteps=192, execution_backend="ray")
+    stopped = spec.train(there, run_suffix="there", callbacks=[StopAt(77)])
+    assert stopped.metrics["global_step"] < 192
+    resumed = resume_training(stopped.run_dir)
+    same_end(load_checkpoint(here.checkpoint_path), load_checkpoint(resumed.checkpoint_path))
+
+
+def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster):
+    ray.cloudpickle.register_pickle_by_value(toys)  # no module that workers can import
+    collector = Collector(EnvFactory(lambda: Broken("raises", at=3), {}), 1, seed=0, remote=True)
+    actions = np.zeros(1, np.int64)
+    collector.step(actions)
+    collector.step(actions)
+    with pytest.raises(EnvironmentFailure, match="KeyError: 'the simulator lost a wheel' at step 2"):
+        collector.step(actions)
+    collector.close()
+
+
+def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, at_the_cluster, tmp_path, capsys):
+    steps = {"total_timesteps": 12_000, "checkpoint_interval": 500, "log_interval": 500, "eval_interval": 0}
+    (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo", num_envs=2, **steps).plain()))
+    words = ["sweep", "--config", str(tmp_path / "config.yaml"), "--seeds", "1-2"]
+    assert main([*words, "--name", "here"]) == 0
+
+    def lose_a_node():
+        while len(list(tmp_path.glob("there/ppo__*/checkpoints/step_*.ckpt"))) < 1:
+            time.sleep(0.05)
+        at_the_cluster.remove_node(at_the_cluster.nodes_of_test.pop(), allow_graceful=False)
+
+    thief = threading.Thread(target=lose_a_node)
+    thief.start()
+    ray.shutdown()  # the command connects by itself
+    assert main([*words, "--name", "there", "--backend", "ray", "--address", at_the_cluster.address]) == 0
+    thief.join()
+    assert "2 finished in" in capsys.readouterr().out
+    for seed in (1, 2):
+        name = f"ppo__CartPole-v1__seed{seed}__default"
+        same_end(*(newest_checkpoint(tmp_path / place / name)[1] for place in ("here", "there")))
+
+
+def test_an_address_where_no_cluster_is_gets_one_line(tiny, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo").plain()))
+    words = ["sweep", "--config", str(tmp_path / "config.yaml"), "--backend", "ray", "--address"]
+    for address, complaint in (("localhost:1", "no Ray cluster at localhost:1"), ("nowhere", "is host:port, or auto")):
+        ray.shutdown()
+        assert main([*words, address]) == 2
+        shown = capsys.readouterr().err
+        assert complaint in shown and len(shown.strip().splitlines()) == 1
