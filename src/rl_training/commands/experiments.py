@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_training.commands.flags import config_flags, count, resolved
 
 if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
     from rl_training.sweeps.backends import Backend
     from rl_training.sweeps.plan import Standing
 
@@ -22,6 +23,14 @@ def add(command: Callable) -> None:
     config_flags(sweep, values=True)
     sweep.add_argument("--seeds", metavar="A-B", help="such as 0-4 or 1,2,7 (default: the config's seed)")
     _spread_flags(sweep)
+
+    tune = command("tune", _tune, "search for good options; repeat the command to go on after a stop")
+    config_flags(tune)
+    tune.add_argument("--trials", type=count, default=20, metavar="N", help="choices of options to try (default: 20)")
+    tune.add_argument("--space", metavar="FILE", help="YAML of what to search (default: one made for the algorithm)")
+    tune.add_argument("--seeds", metavar="A-B", help="runs of each trial, such as 0-2 (default: the config's seed)")
+    tune.add_argument("--no-pruning", action="store_true", help="let every trial run to its end")
+    _spread_flags(tune)
 
 
 def _spread_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +61,7 @@ def _sweep(args: argparse.Namespace) -> int:
     values = dict(parse_values(text) for text in args.set)
     base = resolved(args, {name: some[0] for name, some in values.items()})
     seeds = parse_seeds(args.seeds) if args.seeds else [base.seed]
-    folder = base.output_dir / (args.name or f"sweep__{base.algo}__{base.env_id.replace('/', '-').replace(':', '-')}")
+    folder = _folder(args, base, "sweep")
     jobs = []
     for seed in seeds:  # every choice gets its first seed before any gets its second
         for chosen in combinations(values):
@@ -65,6 +74,54 @@ def _sweep(args: argparse.Namespace) -> int:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
         return 130
     return _conclude(folder, standings)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from rl_training.experiment.yaml_config import parse_override
+    from rl_training.sweeps.plan import parse_seeds
+    from rl_training.sweeps.space import Range, read_space
+    from rl_training.sweeps.sweep import Interrupted, Table, feed
+    from rl_training.sweeps.tune import TrialFeed, conclude, open_study
+
+    if args.trials < 1:
+        raise ValueError("--trials is at least 1")
+    fixed = {**dict(parse_override(text) for text in args.set), "threads": args.threads}
+    base = resolved(args, fixed)
+    space = {name: part for name, part in read_space(args.space or base.algo).items() if name not in fixed}
+    for end in (0, -1):  # both ends of everything must be options that the algorithm takes
+        for name, part in space.items():
+            resolved(args, {**fixed, name: (part.low, part.high)[end] if isinstance(part, Range) else part[end]})
+    folder = _folder(args, base, "tune")
+    seeds = parse_seeds(args.seeds) if args.seeds else [base.seed]
+    study = open_study(folder, base, space, pruning=not args.no_pruning)
+
+    def configure(options: dict[str, Any]) -> TrainConfig:
+        return resolved(args, {**fixed, **options})
+
+    source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
+    try:
+        feed(source, _backend(args), Table([], sys.stderr), {})
+    except Interrupted:
+        print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
+        return 130
+    outcome = conclude(study, space, folder, configure)
+    print(f"trials: {', '.join(f'{count} {state}' for state, count in outcome.counts.items())}, in {folder}")
+    for error in outcome.errors:
+        print(f"failed  {error}")
+    if outcome.value is None:
+        return 1
+    print(f"best    {outcome.value:.6g} (trial {outcome.number})")
+    for name, value in outcome.options.items():
+        share = f"  ({outcome.importances[name]:.0%} of what mattered)" if name in outcome.importances else ""
+        print(f"        {name} = {value}{share}")
+    if (folder / "importance.png").exists():
+        print(f"picture {folder / 'importance.png'}")
+    print(f"train   rl-training train --config {folder / 'best.yaml'}")
+    return 0
+
+
+def _folder(args: argparse.Namespace, base: TrainConfig, kind: str) -> Path:
+    return base.output_dir / (args.name or f"{kind}__{base.algo}__{base.env_id.replace('/', '-').replace(':', '-')}")
 
 
 def _conclude(folder: Path, standings: dict[str, Standing]) -> int:

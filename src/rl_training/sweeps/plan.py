@@ -118,21 +118,22 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
     for job in jobs:
         before = known.get(job.name)
         if before is not None and before != job.config:
-            differing = ", ".join(sorted(_differing(before, job.config)))
+            where = ", ".join(sorted(differing(before, job.config)))
             raise ValueError(
-                f"{folder} holds a sweep in which {job.name} differs in {differing}; "
+                f"{folder} holds a sweep in which {job.name} differs in {where}; "
                 "repeat its command to go on with it, or give this one another --name"
             )
     if any(job.name not in known for job in jobs):
         write_durably(path, [json.dumps({**known, **{job.name: job.config for job in jobs}}, indent=1).encode()])
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of what is not the same in two nested mappings."""
     names: list[str] = []
     for name in {*before, *now}:
         a, b = before.get(name), now.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            names += _differing(a, b, f"{prefix}{name}.")
+            names += differing(a, b, f"{prefix}{name}.")
         elif a != b:
             names.append(f"{prefix}{name}")
     return names

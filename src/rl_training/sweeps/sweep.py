@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from dataclasses import replace
+from typing import Any, Protocol, TextIO
 
 from rl_training.experiment.logging import clock, short
 from rl_training.sweeps.backends import Backend
@@ -24,35 +25,83 @@ class Interrupted(Exception):
     """Somebody asked the sweep to stop; every run has been saved."""
 
 
+class Feed(Protocol):
+    """Where jobs come from, and who hears of them."""
+
+    def next(self) -> Job | None:
+        """What to start now, if anything."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Nothing will come any more."""
+        ...
+
+    def look(self, job: Job) -> bool:
+        """Called about once a second for a job that runs; False stops it."""
+        ...
+
+    def ended(self, job: Job, now: Standing) -> str:
+        """What to say of it instead of its state, if anything."""
+        ...
+
+
+class ListFeed:
+    """Jobs one after the other; each for itself."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._waiting = list(jobs)
+
+    def next(self) -> Job | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    @property
+    def over(self) -> bool:
+        return not self._waiting
+
+    def look(self, job: Job) -> bool:
+        return True
+
+    def ended(self, job: Job, now: Standing) -> str:
+        return ""
+
+
 def run_jobs(jobs: Sequence[Job], backend: Backend, *, stream: TextIO | None = None) -> dict[str, Standing]:
     """How each run stands when nothing is left to do. Finished ones are left alone, others go on from where they are."""
     standings = {job.name: standing(job) for job in jobs}
     waiting = [job for job in jobs if standings[job.name].state != "finished"]
-    running: dict[str, Job] = {}
     table = Table(jobs, stream or sys.stderr)
-    kept = len(jobs) - len(waiting)
-    if kept:
-        table.say(f"{kept} of {len(jobs)} runs are finished and kept")
+    if len(waiting) < len(jobs):
+        table.say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished and kept")
+    feed(ListFeed(waiting), backend, table, standings)
+    return standings
+
+
+def feed(source: Feed, backend: Backend, table: Table, standings: dict[str, Standing]) -> None:
+    """Start what comes, as long as there is room; watch it; until nothing comes any more or somebody says stop."""
+    running: dict[str, Job] = {}
     looked = 0.0
     with table, _stop_signals() as stopped:
         try:
-            while (waiting or running) and not stopped.is_set():
-                while waiting and len(running) < backend.slots:
-                    job = waiting.pop(0)
+            while (running or not source.over) and not stopped.is_set():
+                while len(running) < backend.slots and (job := source.next()) is not None:
                     backend.start(job)
                     running[job.name] = job
-                    standings[job.name] = Standing("running", standings[job.name].step)
+                    table.add(job)
+                    standings[job.name] = Standing("running", standing(job).step)
                     table.say(f"started   {job.short}", lines_only=True)
                 for name, error in backend.ended():
                     job = running.pop(name)
                     standings[name] = standing(job)
                     if error:
-                        standings[name] = _failed(standings[name], error)
-                    table.say(_news(job, standings[name]))
+                        standings[name] = replace(standings[name], state="failed", error=error)
+                    table.say(_news(job, standings[name], source.ended(job, standings[name])))
                 if time.monotonic() - looked > LOOK:
                     looked = time.monotonic()
                     for name, job in running.items():
-                        standings[name] = _running(standing(job))
+                        standings[name] = replace(standing(job), state="running", error="")
+                        if not source.look(job):
+                            backend.stop(name)
                 table.show(standings)
                 stopped.wait(PAUSE)
             if stopped.is_set():
@@ -64,22 +113,13 @@ def run_jobs(jobs: Sequence[Job], backend: Backend, *, stream: TextIO | None = N
             table.show(standings, force=True)
     if stopped.is_set():
         raise Interrupted
-    return standings
 
 
-def _failed(known: Standing, error: str) -> Standing:
-    return Standing("failed", known.step, known.rate, known.last_return, error)
-
-
-def _running(known: Standing) -> Standing:
-    return Standing("running", known.step, known.rate, known.last_return)
-
-
-def _news(job: Job, now: Standing) -> str:
+def _news(job: Job, now: Standing, remark: str) -> str:
     if now.state == "failed":
         return f"failed    {job.short}: {now.error}"
     result = f": return {short(now.last_return)}" if now.last_return is not None else ""
-    return f"{now.state:9} {job.short}{result}"
+    return f"{remark or now.state:9} {job.short}{result}"
 
 
 @contextlib.contextmanager
@@ -107,7 +147,7 @@ class Table:
     """One live table in a terminal; lines elsewhere."""
 
     def __init__(self, jobs: Sequence[Job], stream: TextIO) -> None:
-        self._jobs, self._out = jobs, stream
+        self._jobs, self._out = list(jobs), stream
         self._live: Any = None
         self._last = time.monotonic()
         if hasattr(stream, "isatty") and stream.isatty():
@@ -115,6 +155,11 @@ class Table:
             from rich.live import Live
 
             self._live = Live(console=Console(file=stream), refresh_per_second=4)
+
+    def add(self, job: Job) -> None:
+        """A row for it, if it has none."""
+        if job not in self._jobs:
+            self._jobs.append(job)
 
     def __enter__(self) -> Table:
         if self._live is not None:
