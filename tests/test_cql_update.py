@@ -108,6 +108,31 @@ def test_a_lagrangian_weight_rises_while_the_gap_is_too_large_and_falls_when_it_
     assert fixed._log_weight.exp().item() == pytest.approx(5.0)
 
 
+def test_at_first_the_actor_imitates_and_then_it_follows_the_critics():
+    follower, imitator = agent(), agent(bc_updates=10)
+    imitator.load_state_dict(follower.state_dict())
+    rows = batch()
+
+    def likelihood():
+        mean, log_std = imitator.model.policy(rows["obs"])
+        u, slope = rows["actions"].atanh(), 1 - rows["actions"] ** 2
+        return (torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - slope.log()).sum(-1).mean()
+
+    before = likelihood()
+    frozen = agent(bc_updates=1, alpha=0.0)  # no entropy: what is left is minus the likelihood
+    frozen.load_state_dict({**imitator.state_dict(), "log_alpha": frozen.state_dict()["log_alpha"]})
+    assert frozen.update(rows, global_step=0).metrics["actor_loss"] == pytest.approx(-before.item(), rel=1e-4)
+    for step in range(10):
+        imitator.update(rows, global_step=step)
+    assert likelihood() > before
+    follower.load_state_dict(imitator.state_dict())
+    for learner in (imitator, follower):  # from now on there is no difference
+        torch.manual_seed(5)
+        learner.update(rows, global_step=10)
+    for a, b in zip(imitator.model.parameters(), follower.model.parameters()):
+        assert torch.equal(a, b)
+
+
 def test_options_out_of_range_are_refused():
     with pytest.raises(ValueError, match="cql_alpha must be > 0"):
         agent(cql_alpha=0.0)

@@ -16,9 +16,9 @@ from torch import nn
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.dqn import DQN, dqn_loss
 from rl_training.algorithms.optim import FlatAdam, descend
-from rl_training.algorithms.sac import SAC, critic_loss, sac_loss
+from rl_training.algorithms.sac import SAC, actor_loss, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import of_actions
-from rl_training.models.heads import LOG_2, squash
+from rl_training.models.heads import LOG_2, SquashedGaussian, squash
 from rl_training.models.mlp_sac import ActorAndCritics
 
 
@@ -47,7 +47,8 @@ def _checked(cql_alpha: float) -> float:
 
 
 class CQL(SAC):
-    """``lagrange``: the gap that ``cql_alpha`` is tuned to; None keeps it fixed."""
+    """``lagrange``: the gap that ``cql_alpha`` is tuned to; None keeps it fixed. In the first ``bc_updates`` the actor imitates the
+    data while the critics learn, as in the authors' code."""
 
     WORTH_COMPILING = 1_000
 
@@ -61,6 +62,7 @@ class CQL(SAC):
         cql_temperature: float = 1.0,
         lagrange: float | None = None,
         backup_entropy: bool = False,
+        bc_updates: int = 0,
         **options: Any,
     ) -> None:
         """Further options: see ``SAC``."""
@@ -69,6 +71,7 @@ class CQL(SAC):
             raise ValueError(f"num_cql_samples must be >= 1, got {num_cql_samples}")
         super().__init__(model=model, learning_rate=learning_rate, backup_entropy=backup_entropy, **options)
         self._samples, self._temperature, self._lagrange = num_cql_samples, cql_temperature, lagrange
+        self._bc_updates = bc_updates
         self._log_weight = nn.Parameter(torch.tensor(math.log(cql_alpha), device=self.critic_optimizer.flat.device))
         self.weight_optimizer = FlatAdam([self._log_weight], lr=learning_rate) if lagrange is not None else None
 
@@ -85,7 +88,10 @@ class CQL(SAC):
         (rows, dim), samples, device = actions.shape, self._samples, actions.device
         noise = torch.randn(2 * rows, samples + 1, dim, device=device)
         uniform = torch.rand(rows, samples, dim, device=device)
-        metrics, _ = self.learn({**batch, "noise": noise, "uniform": uniform})
+        drawn = {"noise": noise, "uniform": uniform}
+        if self._bc_updates:
+            drawn["imitate"] = torch.tensor(global_step < self._bc_updates, device=device)
+        metrics, _ = self.learn({**batch, **drawn})
         self._target.copy_buffers()
         return UpdateResult(metrics, num_gradient_steps=1)
 
@@ -104,6 +110,11 @@ class CQL(SAC):
         surplus = gaps - (self._lagrange or 0.0)
         critics = errors + weight * surplus.sum()
         losses = self._actor_losses(obs, new, logp, alpha)
+        if self._bc_updates:
+            outputs = torch.cat([mean[:rows], log_std[:rows]], -1)
+            likelihood, _ = SquashedGaussian(actions.shape[-1]).evaluate(outputs, actions)
+            imitation = actor_loss(logp, likelihood, alpha)
+            losses["actor_loss"] = torch.where(batch["imitate"], imitation, losses["actor_loss"])
         steps = [(self.critic_optimizer, critics), *self._actor_steps(losses)]
         if self.weight_optimizer is not None:
             steps.append((self.weight_optimizer, -self._log_weight.exp() * surplus.detach().mean()))

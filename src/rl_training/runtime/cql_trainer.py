@@ -30,6 +30,7 @@ class CQLOptions(OfflineCriticOptions):
     target_entropy: float | None = opt(
         None, "boxes: entropy a tuned temperature aims for; null: minus the action dimension"
     )
+    bc_updates: int = opt(0, "boxes: updates at the start in which the actor imitates the data", ge=0)
     tau: float = opt(0.005, "boxes: how far target critics move per update", gt=0, le=1)
     backup_entropy: bool = opt(False, "boxes: count the next action's entropy in the targets")
     target_update_interval: int = opt(200, "choices: updates between copies to the target network", ge=1)
@@ -60,6 +61,7 @@ def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
         num_cql_samples=cfg.num_cql_samples,
         cql_temperature=cfg.cql_temperature,
         lagrange=cfg.lagrange,
+        bc_updates=cfg.bc_updates,
         **shared,
     )
 
