@@ -53,6 +53,22 @@ class Standing(NamedTuple):
     group: Group
     statistics: dict[str, Interval]
 
+    def row(self, rank: int) -> dict[str, Any]:
+        """As a line of a table."""
+        runs = self.group.runs
+        unfinished = sum(run.status != "finished" for run in runs)
+        notes = [f"{unfinished} of {len(runs)} not finished"] if unfinished else []
+        notes += [] if self.statistics else ["no evaluation"]
+        return {
+            "environment": self.group.env_id,
+            "rank": rank if self.statistics else None,
+            "group": self.group.label,
+            "seeds": len(self.group.scores),
+            **{name: self.statistics.get(name) for name in STATISTICS},
+            "steps": max(run.step for run in runs),
+            "note": ", ".join(notes),
+        }
+
 
 class Versus(NamedTuple):
     """Two sets of runs on one environment. ``improvement`` is the probability that a run of a beats one of b."""
@@ -68,8 +84,25 @@ class Versus(NamedTuple):
 class Comparison(NamedTuple):
     environments: list[Versus]
     improvement: Interval  # averaged over environments
-    scores: tuple[dict[str, Interval], dict[str, Interval]] | None  # over environments, if every run has a normalised score
+    scores: (
+        tuple[dict[str, Interval], dict[str, Interval]] | None
+    )  # over environments, if every run has a normalised score
     notes: list[str]
+
+    def rows(self, names: tuple[str, str]) -> list[dict[str, Any]]:
+        """Two lines for each environment and, of several, two for all of them; the comparison stands in the first."""
+        rows: list[dict[str, Any]] = []
+        for env in self.environments:
+            for name, count, numbers in zip(names, env.runs, (env.a, env.b)):
+                rows.append({"environment": env.env_id, "runs_of": name, "runs": count, **numbers})
+            rows[-2] |= {"iqm_difference": env.difference, "a_better": env.improvement}
+        if len(self.environments) > 1:
+            for side, name in enumerate(names):
+                count = sum(env.runs[side] for env in self.environments)
+                scores = self.scores[side] if self.scores else {}
+                rows.append({"environment": "all", "runs_of": name, "runs": count, **scores})
+            rows[-2] |= {"a_better": self.improvement}
+        return rows
 
 
 def finals(runs: Iterable[RunRecord]) -> list[float]:
@@ -163,7 +196,9 @@ def compare(a: Iterable[RunRecord], b: Iterable[RunRecord], names: tuple[str, st
                 notes.append(f"{name} holds {variants} groups on {env}, taken together")
     xs, ys = ({env: finals(envs[env]) for env in common} for envs in by_env)
     if len(common) > 1:
-        notes.append("returns of different environments are not on one scale: only the probability is averaged over them")
+        notes.append(
+            "returns of different environments are not on one scale: only the probability is averaged over them"
+        )
     return Comparison(
         [versus(env, xs[env], ys[env]) for env in common],
         stratified_bootstrap(probability_of_improvement, xs, ys),
@@ -173,9 +208,13 @@ def compare(a: Iterable[RunRecord], b: Iterable[RunRecord], names: tuple[str, st
 
 
 def versus(env_id: str, x: list[float], y: list[float]) -> Versus:
+    return Versus(env_id, summary(x), summary(y), (len(x), len(y)), *against(x, y))
+
+
+def against(x: list[float], y: list[float]) -> tuple[Interval, Interval]:
+    """How far the interquartile means lie apart, and how probably a run of x beats one of y."""
     difference = stratified_bootstrap(lambda p, q: iqm(p) - iqm(q), x, y)
-    improvement = stratified_bootstrap(probability_of_improvement, x, y)
-    return Versus(env_id, summary(x), summary(y), (len(x), len(y)), difference, improvement)
+    return difference, stratified_bootstrap(probability_of_improvement, x, y)
 
 
 def _normalised(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,10 @@ CACHE = ".rl-training-curves.json"  # lies beside the run directories
 FORMAT = 1
 MOST_POINTS = 500
 VIDEOS = (".mp4", ".gif", ".webm")
+
+
+# most lines of a long file, in the form in which the package writes them: read without parsing the rest
+TRAINING = re.compile(rb'\{"step": (\d+), .*?"episode_return": (-?[\d.]+(?:e[+-]?\d+)?)[,}]').match
 
 
 class Curve(NamedTuple):
@@ -39,7 +44,9 @@ class Metrics:
     evaluations: Curve = EMPTY
     episodes: Curve = EMPTY
     final: float | None = None
-    score: float | None = None  # the last evaluation between a random policy's 0 and an expert's 100, where both are known
+    score: float | None = (
+        None  # the last evaluation between a random policy's 0 and an expert's 100, where both are known
+    )
     step: int = 0
     lines: int = 0
 
@@ -93,14 +100,20 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for given in map(Path, paths):
         if not given.is_dir():
-            raise ValueError(f"no folder at {given}" if not given.exists() else f"{given} is a file, not a run directory")
+            raise ValueError(
+                f"no folder at {given}" if not given.exists() else f"{given} is a file, not a run directory"
+            )
         before = len(found)
         for folder, below, files in os.walk(given):
             if "config.yaml" in files and "metadata.json" in files:
                 found.setdefault(Path(folder).resolve(), Path(folder))
                 below.clear()
             below.sort()
-        if len(found) == before and given.resolve() not in found and not any(given.resolve() in p.parents for p in found):
+        if (
+            len(found) == before
+            and given.resolve() not in found
+            and not any(given.resolve() in p.parents for p in found)
+        ):
             raise ValueError(f"{given} holds no run (a run is a folder with config.yaml and metadata.json)")
     return list(found.values())
 
@@ -197,11 +210,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Line by line; a line cut short by a crash is passed over."""
+    """The steps and returns of each line, one line at a time; one cut short by a crash is passed over."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
         for line in file:
+            plain = TRAINING(line)
+            if plain and line.endswith(b"}\n") and b'"eval_' not in line:
+                yield {"step": int(plain[1]), "episode_return": float(plain[2])}
+                continue
             try:
                 row = json.loads(line)
                 row["step"] += 0

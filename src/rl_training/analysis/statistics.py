@@ -122,7 +122,11 @@ def sample_efficiency(
     """
     if not curves:
         raise ValueError("sample efficiency needs at least one curve")
-    grid = np.asarray(steps, float) if steps is not None else _common_steps([np.asarray(s, float) for s, _ in curves], points)
+    grid = (
+        np.asarray(steps, float)
+        if steps is not None
+        else _common_steps([np.asarray(s, float) for s, _ in curves], points)
+    )
     aligned = np.stack([np.interp(grid, *map(np.asarray, curve)) for curve in curves], -1)
     runs = len(curves)
     if runs == 1:
