@@ -127,7 +127,7 @@ def sample_efficiency(
         if steps is not None
         else _common_steps([np.asarray(s, float) for s, _ in curves], points)
     )
-    aligned = np.stack([np.interp(grid, *map(np.asarray, curve)) for curve in curves], -1)
+    aligned = np.stack([np.interp(grid, np.asarray(x, float), np.asarray(y, float)) for x, y in curves], -1)
     runs = len(curves)
     if runs == 1:
         return Efficiency(grid, aligned[:, 0], None, None)

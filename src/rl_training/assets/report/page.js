@@ -2,6 +2,7 @@
 (() => {
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 3], [14, 4], [2, 6]];
   const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "down"];
+  const PLUS = [[-.4, -1.3], [.4, -1.3], [.4, -.4], [1.3, -.4], [1.3, .4], [.4, .4], [.4, 1.3], [-.4, 1.3], [-.4, .4], [-1.3, .4], [-1.3, -.4], [-.4, -.4]];
   const SHOWN_AT_FIRST = 7;
   const state = { view: "evaluation", hidden: {}, filter: "", sort: null, env: null, a: {}, b: {} };
   let data = {}, charts = [];
@@ -19,11 +20,8 @@
     const path = new Path2D();
     if (shape === "circle") path.arc(x, y, r, 0, 2 * Math.PI);
     else if (shape === "square") path.rect(x - r, y - r, 2 * r, 2 * r);
-    else if (shape === "cross") {
-      const t = r * .45;
-      path.rect(x - r, y - t, 2 * r, 2 * t); path.rect(x - t, y - r, 2 * t, 2 * r);
-    } else {
-      const corners = { triangle: [[0, -1.2], [1.1, .9], [-1.1, .9]], down: [[0, 1.2], [1.1, -.9], [-1.1, -.9]], diamond: [[0, -1.3], [1.2, 0], [0, 1.3], [-1.2, 0]] }[shape];
+    else {
+      const corners = { triangle: [[0, -1.2], [1.1, .9], [-1.1, .9]], down: [[0, 1.2], [1.1, -.9], [-1.1, -.9]], diamond: [[0, -1.3], [1.2, 0], [0, 1.3], [-1.2, 0]], cross: PLUS }[shape];
       corners.forEach(([dx, dy], i) => path[i ? "lineTo" : "moveTo"](x + dx * r, y + dy * r));
       path.closePath();
     }
@@ -204,6 +202,7 @@
     data = JSON.parse($("#data").textContent);
     $$("input[name=view]").forEach(input => {
       input.checked = input.value === state.view;
+      input.parentElement.hidden = !Object.values(data).some(env => env.groups.some(g => g.views[input.value]));
       input.addEventListener("change", () => { state.view = input.value; charts.forEach(chart => chart.draw()); });
     });
     charts = $$(".environment").map(article => new Chart(article));
