@@ -167,7 +167,7 @@
       bar.innerHTML = `${low == null ? "" : `<i style="left:${100 * low}%;width:${100 * (high - low)}%"></i>`}<b style="left:${100 * value}%"></b><span>B better</span><span>A better</span>`;
       const numbers = table(["", "Runs", "IQM [95 %]", "Mean [95 %]", "Median [95 %]"], [["A", x], ["B", y]].map(([side, g]) => [`${side}: ${g.label}`, g.runs, g.numbers.iqm, g.numbers.mean, g.numbers.median]));
       const names = [...new Set([...Object.keys(x.config), ...Object.keys(y.config)])].filter(n => (x.config[n] ?? "default") !== (y.config[n] ?? "default"));
-      const title = Object.assign(document.createElement("h3"), { textContent: "Options that differ", style: "margin-top:1.2rem" });
+      const title = Object.assign(document.createElement("h3"), { textContent: "Options that differ" });
       const options = names.length ? table(["Option", "A", "B"], names.map(n => [n.replace(/^algo_kwargs\./, ""), x.config[n] ?? "default", y.config[n] ?? "default"])) : Object.assign(document.createElement("p"), { textContent: "None." });
       box.replaceChildren(sum, bar, numbers, title, options);
     };
