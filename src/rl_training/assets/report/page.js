@@ -90,7 +90,7 @@
 
     mark(u, marks) {
       const ctx = u.ctx, r = 4 * devicePixelRatio;
-      ctx.save();
+      ctx.save(); ctx.setLineDash([]);
       for (const [i, at] of marks) {
         const points = u.data[at].map((v, k) => v == null ? -1 : k).filter(k => k >= 0);
         const gap = Math.max(1, Math.round(points.length / 7)), first = Math.floor(gap * ((i % 3) + 1) / 4);
@@ -163,7 +163,7 @@
       if (!pair) { box.textContent = "Choose two different groups."; return; }
       const sum = document.createElement("p"), bar = document.createElement("div"), [value, low, high] = pair.bounds;
       sum.className = "sum"; bar.className = "chance"; bar.setAttribute("aria-hidden", "true");
-      sum.append("P(A > B) = ", Object.assign(document.createElement("b"), { textContent: pair.improvement }), "; IQM of A − B = ", Object.assign(document.createElement("b"), { textContent: pair.difference }));
+      sum.append(`On ${data[env.value].env}: P(A > B) = `, Object.assign(document.createElement("b"), { textContent: pair.improvement }), "; IQM of A − B = ", Object.assign(document.createElement("b"), { textContent: pair.difference }));
       bar.innerHTML = `${low == null ? "" : `<i style="left:${100 * low}%;width:${100 * (high - low)}%"></i>`}<b style="left:${100 * value}%"></b><span>B better</span><span>A better</span>`;
       const numbers = table(["", "Runs", "IQM [95 %]", "Mean [95 %]", "Median [95 %]"], [["A", x], ["B", y]].map(([side, g]) => [`${side}: ${g.label}`, g.runs, g.numbers.iqm, g.numbers.mean, g.numbers.median]));
       const names = [...new Set([...Object.keys(x.config), ...Object.keys(y.config)])].filter(n => (x.config[n] ?? "default") !== (y.config[n] ?? "default"));
