@@ -103,18 +103,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             raise ValueError(
                 f"no folder at {given}" if not given.exists() else f"{given} is a file, not a run directory"
             )
-        before = len(found)
+        here = []
         for folder, below, files in os.walk(given):
             if "config.yaml" in files and "metadata.json" in files:
-                found.setdefault(Path(folder).resolve(), Path(folder))
+                here.append(Path(folder))
                 below.clear()
             below.sort()
-        if (
-            len(found) == before
-            and given.resolve() not in found
-            and not any(given.resolve() in p.parents for p in found)
-        ):
+        if not here:
             raise ValueError(f"{given} holds no run (a run is a folder with config.yaml and metadata.json)")
+        found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
     return list(found.values())
 
 

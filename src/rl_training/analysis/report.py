@@ -81,10 +81,10 @@ def build(
     title: str = "",
     made: str | None = None,
     tables: Iterable[Table] = (),
-    live: bool = False,
+    version: str | None = None,
 ) -> str:
-    """The page as text."""
-    if not usable(runs) and not live:
+    """The page as text. With a version it is a live one, which asks its server for a newer."""
+    if not usable(runs) and version is None:
         raise ValueError(f"none of the {len(runs)} runs has an evaluation yet")
     boards = leaderboard(groups_of(runs))
     labels = list(dict.fromkeys(s.group.label for board in boards.values() for s in board))
@@ -117,7 +117,7 @@ def build(
         "problems": list(problems),
         "videos": list(_videos(runs)),
         "data": {env["id"]: env.pop("data") for env in environments},
-        "live": live,
+        "version": version,
     }
     return _template().render(context)
 
@@ -350,9 +350,9 @@ class Live:
             version = self.version()
             if self._built[0] != version:
                 records = load_runs(self._paths)
-                page = build(records.runs, problems=records.problems, title=self._title, live=True)
+                page = build(records.runs, problems=records.problems, title=self._title, version=version)
                 self._built = (version, page)
-            return self._built[1].replace('data-version=""', f'data-version="{version}"', 1)
+            return self._built[1]
 
 
 def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> ThreadingHTTPServer:

@@ -238,5 +238,5 @@
   }
 
   start();
-  if (document.body.dataset.live !== undefined) follow();
+  if (document.body.dataset.version !== undefined) follow();
 })();
