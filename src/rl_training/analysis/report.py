@@ -133,8 +133,12 @@ def _template() -> Any:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         return Markup(text.replace("<", "\\u003c"))
 
+    def tall(rows: list) -> str:
+        """Long tables scroll; very long ones are laid out when they come into view."""
+        return (" tall" if len(rows) > 12 else "") + (" lazy" if len(rows) > 60 else "")
+
     env = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"shown": shown, "short": short, "clock": clock, "embedded": embedded}
+    env.filters |= {"shown": shown, "short": short, "clock": clock, "embedded": embedded, "tall": tall}
     env.globals["asset"] = lambda name: Markup((folder / name).read_text())
     return env.get_template("page.html")
 
