@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format bench learn docs clean
+.PHONY: help quickstart test check format bench learn report docs clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,9 @@ bench: $(VENV)/.dev  ## measure speed beside the installed peers (half an hour);
 
 learn: $(VENV)/.dev  ## train every preset over three seeds and record the results (hours)
 	$(BIN)/python benchmarks/learning.py
+
+report: $(VENV)/.dev  ## every learning record beside published figures: docs/benchmarks/
+	$(BIN)/python benchmarks/report.py
 
 docs: $(VENV)/.dev  ## write option tables and results into the pages
 	$(BIN)/python docs/generate.py

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [
     (page, i, code)
     for page in PAGES
@@ -27,6 +27,12 @@ def test_derived_parts_are_current():
         [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, f"{done.stdout}run: make docs"
+
+
+def test_the_benchmark_pages_hold_every_record():
+    words = [sys.executable, str(ROOT / "benchmarks" / "report.py"), "--check"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run: make report"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -65,6 +65,16 @@ LAYERS = {  # a folder, and what it may not import
     "envs": ("rl_training.algorithms", "rl_training.models", "rl_training.runtime", "rl_training.api"),
     "experiment": ("rl_training.algorithms", "rl_training.models", "rl_training.api"),
     "runtime": ("rl_training.api", "rl_training.cli"),
+    "analysis": (
+        "torch",
+        "gymnasium",
+        "rl_training.algorithms",
+        "rl_training.models",
+        "rl_training.envs",
+        "rl_training.runtime",
+        "rl_training.api",
+        "rl_training.cli",
+    ),
 }
 
 

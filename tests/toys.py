@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from rl_training import Callback, TrainConfig
+from rl_training.experiment.logging import MetricsFile
 
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
 VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}
@@ -210,3 +212,32 @@ def same_end(a: Any, b: Any) -> None:
     """Two checkpoints, of which no bit differs."""
     for part in ("algorithm_state", "buffer_state", "trainer_state"):
         assert_same(getattr(a, part), getattr(b, part), part)
+
+
+def written_run(
+    folder: Path,
+    algo: str = "ppo",
+    env_id: str = "CartPole-v1",
+    seed: int = 1,
+    evaluations: Any = ((100, 10.0), (200, 20.0)),
+    *,
+    episodes: Any = (),
+    status: str = "finished",
+    **options: Any,
+) -> Path:
+    """A run directory as training would leave it, with these evaluations and training returns, without the training."""
+    text = " ".join(f"{k}={v}" for k, v in options.items())
+    run = folder / f"{algo}__{env_id}__seed{seed}{text and '__'}{text}"
+    run.mkdir(parents=True)
+    config = {"algo": algo, "env_id": env_id, "seed": seed, "total_timesteps": 200, "algo_kwargs": options}
+    (run / "config.yaml").write_text(json.dumps({**config, "output_dir": str(folder)}))  # JSON is YAML
+    facts = {"status": status, "step": 200, "seconds": 61.5, "command": ["rl-training", "train", "--seed", str(seed)]}
+    facts |= {"git": {"commit": "abcdef0123456789", "modified": True}, "versions": {"python": "3.11"}}
+    (run / "metadata.json").write_text(json.dumps({**facts, "hardware": {"processor": "abacus", "cores": 2}}))
+    metrics = MetricsFile(run / "metrics.jsonl")
+    for step, value in episodes:
+        metrics.write(step, {"policy_loss": 0.1, "episode_return": value, "episode_length": 9.0})
+    for step, value in evaluations:
+        metrics.write(step, {"eval_return_mean": value, "eval_return_std": 0.0})
+    metrics.close()
+    return run

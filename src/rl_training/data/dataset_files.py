@@ -45,7 +45,7 @@ def read_npz(path: Path) -> TransitionDataset:
 
 def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) -> None:
     """The columns by name and, as text, what the dataset says about itself. Equal content gives equal files."""
-    from rl_training.experiment.checkpointing import write_durably
+    from rl_training.experiment.files import write_durably
 
     arrays = {**_arrays(dataset), "meta": np.array(json.dumps(dataset.meta, sort_keys=True))}
     memory = io.BytesIO()

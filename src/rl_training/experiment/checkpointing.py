@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+
+from rl_training.experiment.files import write_durably
 
 FORMAT = 1
 SUFFIX = ".ckpt"
@@ -169,28 +170,6 @@ def _write(path: Path, state: dict[str, Any]) -> str:
         path, [len(head).to_bytes(8, "little"), head, *(a.reshape(-1).view(np.uint8).data for a in arrays.values())]
     )
     return digest
-
-
-def write_durably(path: Path, pieces: list[Any]) -> None:
-    """Temporary file, fsync, rename, fsync of the folder; on any error the temporary file is removed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _read(path: Path) -> tuple[Any, str]:

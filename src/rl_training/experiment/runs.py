@@ -21,9 +21,9 @@ from rl_training.experiment.checkpointing import (
     CheckpointState,
     buffers_path,
     load_checkpoint,
-    write_durably,
 )
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import write_durably
 
 
 @dataclass(frozen=True)

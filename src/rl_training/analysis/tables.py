@@ -1,0 +1,77 @@
+"""Numbers as people and programs read them: the same rows in a terminal, a page, markdown, csv and json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from rl_training.experiment.logging import short
+
+Row = dict[str, Any]
+TITLES = {"runs_of": "runs of", "iqm": "IQM", "iqm_difference": "IQM, A − B", "a_better": "P(A > B)"}
+
+
+def shown(value: Any) -> str:
+    """A number in four figures, with its interval behind it if it has one."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        number, low, high = value
+        return short(number) if low is None else f"{short(number)} [{short(low)}, {short(high)}]"
+    return f"{value:,}" if isinstance(value, int) else short(value) if isinstance(value, float) else str(value)
+
+
+def chance(interval: Any) -> str:
+    """A probability in two decimals, with its interval."""
+    value, low, high = interval
+    return f"{value:.2f}" if low is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def columns(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def cells(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and every row as text."""
+    names = columns(rows)
+
+    def text(row: Row, name: str) -> str:
+        return chance(row[name]) if name == "a_better" and row.get(name) else shown(row.get(name))
+
+    return [TITLES.get(name, name) for name in names], [[text(row, name) for name in names] for row in rows]
+
+
+def as_markdown(rows: list[Row]) -> str:
+    heads, body = cells(rows)
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in [heads, ["---"] * len(heads), *body]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def as_json(rows: list[Row], notes: list[str]) -> str:
+    return json.dumps({"rows": [_spread(row, columns(rows)) for row in rows], "notes": notes}, indent=2)
+
+
+def as_csv(rows: list[Row]) -> str:
+    names = columns(rows)
+    wide = [name for name in names if any(isinstance(row.get(name), tuple) for row in rows)]
+    heads = [part for name in names for part in ((name, f"{name}_low", f"{name}_high") if name in wide else (name,))]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_spread(row, names) for row in rows)
+    return text.getvalue()
+
+
+def _spread(row: Row, names: list[str]) -> Row:
+    """Intervals as three plain numbers, by name."""
+    plain: Row = {}
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, tuple):
+            parts = [None if part is None else float(part) for part in value]
+            plain |= dict(zip((name, f"{name}_low", f"{name}_high"), parts))
+        else:
+            plain[name] = value
+    return plain
