@@ -19,7 +19,11 @@ from rl_training.analysis.statistics import (
     stratified_bootstrap,
 )
 
-APART = ("seed", "output_dir", "tags", "progress", "device", "threads")  # may differ within a group
+# may differ within a group: they change no result
+APART = (
+    *("seed", "output_dir", "tags", "progress", "device", "threads", "execution_backend"),
+    *("log_interval", "checkpoint_interval", "keep_checkpoints", "loggers", "record_video"),
+)
 STATISTICS: dict[str, Callable[[Scores], Any]] = {"iqm": iqm, "mean": mean, "median": median}
 
 
