@@ -29,6 +29,7 @@ UNSEEN = {
     "qr_dqn/lunarlander": [21, 22, 23],  # an earlier choice had been looked at on 11
     "iqn/lunarlander": [41, 42, 43],  # without n-step returns it had 241 and 47 on 31 and 32
     "fqf/cartpole": [21, 22, 23],  # eight fractions had 500, 500 and 446 on 11 to 13
+    "cql/hopper_medium_replay": [11, 12, 13],  # looked at on 1; with the actor at 1e-4, 4,000 updates came to 43 there
     "gail/hopper": [21, 22, 23],  # looked at on 11
     "mbpo/pendulum": [21, 22, 23],  # ten updates a step had -377, -163 and -160 on 11 to 13
     "iqn/cartpole": [21, 22, 23],  # eight fractions had been rejected on 11 and 12 (500 and 463)
