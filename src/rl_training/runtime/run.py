@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from rl_training.runtime.evaluation import REFERENCES, evaluate, scored
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.schedules import apply_learning_rate_scale, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.video import Film, video_suffix
 from rl_training.state import Rng, Stateful
 
 
@@ -319,7 +321,10 @@ class Run(Stateful):
     def _evaluate(self, agent: Learner, context: RunContext) -> dict[str, float]:
         if self._evaluated_at == self.step:
             return self._evaluation
-        plain = evaluate(agent, self.factory, episodes=self.config.eval_episodes, seed=self.config.seed)
+        film = self._film(context)
+        factory = self.factory if film is None else replace(self.factory, render=True)
+        with film or contextlib.nullcontext():
+            plain = evaluate(agent, factory, episodes=self.config.eval_episodes, seed=self.config.seed, watch=film)
         self._evaluation = scored(plain, self.references)
         self._evaluated_at = self.step
         self._loggers.write(self.step, self._evaluation)
@@ -334,6 +339,13 @@ class Run(Stateful):
         for hook in self._hooks["on_eval_end"]:
             hook(self._shown(), self._evaluation)
         return self._evaluation
+
+    def _film(self, context: RunContext) -> Film | None:
+        """Of the evaluation at this step, if evaluations are recorded."""
+        if not self.config.record_video:
+            return None
+        path = context.videos_dir / f"step_{self.step:010d}{video_suffix()}"
+        return Film(path, episodes=self.config.record_video, on_failure=self.say)
 
     # ---- saving and stopping
 

@@ -28,6 +28,7 @@ from rl_training.runtime.loops import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.video import check_recording
 
 Network = Callable[..., torch.nn.Module]
 
@@ -118,6 +119,8 @@ class AlgorithmSpec:
         options, own = self.options(config), list(loggers or [])
         Loggers.check(config, own)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        if config.record_video:
+            check_recording(factory, config.env_id)
         plan = self.blueprint(config, factory, network, config.device)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
         run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own)
