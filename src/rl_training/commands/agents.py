@@ -21,6 +21,11 @@ def add(command: Callable) -> None:
     video.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
     video.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
+    export = command("export", _export, "write a trained policy as a file that runs without this package")
+    export.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    export.add_argument("--format", choices=("onnx", "torch"), help="default: by the file's ending")
+    export.add_argument("-o", "--output", metavar="FILE", help="default: policy.onnx or policy.pt2, here")
+
 
 def _video(args: argparse.Namespace) -> None:
     from rl_training.runtime.video import Film, record_checkpoint
@@ -40,3 +45,15 @@ def _video(args: argparse.Namespace) -> None:
             f"mean length {metrics['eval_length_mean']:.0f}"
         )
     print(f"{film.path}: {came_to} ({film.frames} frames, {film.fps:g} a second)")
+
+
+def _export(args: argparse.Namespace) -> None:
+    """Prints a program: the lines that run the file, under a comment that says what it is."""
+    from rl_training.runtime.export import export_checkpoint
+
+    exported = export_checkpoint(args.checkpoint, args.output, args.format)
+    agreed = f"acts as the agent does on {exported.rows:,} observations"
+    if exported.difference:
+        agreed += f", to {exported.difference:.1g}"
+    print(f"# {exported.path}: {exported.path.stat().st_size / 1024:,.0f} KiB, {agreed}. To run it:")
+    print(exported.program)

@@ -180,7 +180,8 @@ def _registered(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.E
 
 def _copy(env: gym.Env, render: bool) -> gym.Env:
     if env.spec is not None:
-        return gym.make(env.spec, disable_env_checker=True, **({"render_mode": "rgb_array"} if render else {}))
+        mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        return gym.make(env.spec, disable_env_checker=True, **mode)
     try:
         return copy.deepcopy(env)
     except Exception as error:
