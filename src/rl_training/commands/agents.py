@@ -55,5 +55,7 @@ def _export(args: argparse.Namespace) -> None:
     agreed = f"acts as the agent does on {exported.rows:,} observations"
     if exported.difference:
         agreed += f", to {exported.difference:.1g}"
+    if exported.ties:
+        agreed += f" ({exported.ties} of them with two choices as good)"
     print(f"# {exported.path}: {exported.path.stat().st_size / 1024:,.0f} KiB, {agreed}. To run it:")
     print(exported.program)

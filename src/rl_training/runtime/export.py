@@ -335,13 +335,13 @@ def _program(path: Path, format: str, facts: dict[str, Any], obs: np.ndarray) ->
         as_given += ", as its wrappers give them"
     fresh = "  # nothing yet: at the start of every episode"
     if format == "torch":
-        lines = ["import torch", "", f"policy = torch.export.load({str(path)!r}).module()"]
+        lines = ["import torch", "", f"policy = torch.export.load({json.dumps(str(path))}).module()"]
         lines += [f"obs = torch.zeros({shape}, dtype=torch.{kind})  {as_given}"]
         lines += [f"carry = torch.zeros(1, {carry}){fresh}"] if carry else []
         lines += ["action, carry = policy(obs, carry)" if carry else "action = policy(obs)"]
     else:
         lines = ["import numpy as np", "import onnxruntime", ""]
-        lines += [f"policy = onnxruntime.InferenceSession({str(path)!r})"]
+        lines += [f"policy = onnxruntime.InferenceSession({json.dumps(str(path))})"]
         lines += [f"obs = np.zeros({shape}, np.{kind})  {as_given}"]
         lines += [f"carry = np.zeros((1, {carry}), np.float32){fresh}"] if carry else []
         call = 'policy.run(None, {"obs": obs, "carry": carry})' if carry else 'policy.run(None, {"obs": obs})'
