@@ -94,12 +94,14 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def margin(self, obs: torch.Tensor, carry: torch.Tensor | None) -> torch.Tensor:
-        """By how much each row's choices beat the next best ones, (B,); infinite where nothing is chosen."""
+        """By how much each row's choices beat the next best ones, (B,), as a share of their size where that is more than one;
+        infinite where nothing is chosen."""
         spaces, x = self._spaces, self._encoded(obs)
         best = self.network(x) if carry is None else self.network(x, carry)[0]
         least = torch.full((len(obs),), torch.inf) if carry is None else self.network.margin(x, carry)
         if spaces.action_kind == "box":
             return least
+        best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
         if spaces.action_kind == "multi_binary":
             return torch.minimum(least, best.abs().amin(-1))
         for part in best.split(list(spaces.choices), -1):
