@@ -220,3 +220,15 @@ def test_metrics_read_lazily_are_what_they_were(algo, tiny):
     get_algorithm_spec(algo).train(tiny(algo, total_timesteps=64), callbacks=[keep])
     values = [dict(metrics) for metrics in keep.early]
     assert len({tuple(v.values()) for v in values}) == len(values)  # all different: none was overwritten by a later one
+
+
+@everyone
+def test_what_is_exported_acts_as_the_agent_does(algo, trained, tmp_path):
+    from rl_training.runtime.export import export_checkpoint
+
+    if algo == "pets":  # plans
+        with pytest.raises(ValueError, match="no policy that could be exported"):
+            export_checkpoint(trained(algo).run_dir, tmp_path / "policy.pt2")
+        return
+    exported = export_checkpoint(trained(algo).run_dir, tmp_path / "policy.pt2")  # compares them
+    assert exported.rows == 1_000 and exported.ties < 100 and exported.difference < 1e-5

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
     from rl_training.cli import load_config as load_config
     from rl_training.experiment.config import TrainConfig as TrainConfig
+    from rl_training.experiment.logging import Logger as Logger
     from rl_training.runtime.callbacks import Callback as Callback
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _HOMES = {
     "TrainConfig": "rl_training.experiment.config",
     "load_config": "rl_training.cli",
     "Callback": "rl_training.runtime.callbacks",
+    "Logger": "rl_training.experiment.logging",
     "ManagedAlgorithm": "rl_training.api.algorithms",
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
 }

@@ -201,7 +201,9 @@ def _report(result: TrainResult, total: int, as_json: bool) -> int:
         print(f"go on with  rl-training resume {result.run_dir}")
     else:
         print(f"evaluate    rl-training eval {result.run_dir}")
-        print(f"curves      {result.run_dir / 'metrics.jsonl'} (and tensorboard --logdir {result.run_dir.parent})")
+        events = any((result.run_dir / "tensorboard").iterdir())
+        drawn = f" (and tensorboard --logdir {result.run_dir.parent})" if events else ""
+        print(f"curves      {result.run_dir / 'metrics.jsonl'}{drawn}")
     return 0
 
 

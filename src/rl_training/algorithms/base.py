@@ -32,6 +32,17 @@ class Acting(NamedTuple):
     carry: Any = None
 
 
+class Greedy(nn.Module):
+    """``function(network, obs)`` as a module, which can be copied and traced with the network's weights."""
+
+    def __init__(self, network: nn.Module, function: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.network, self._function = network, function
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self._function(self.network, obs)
+
+
 class Learner(Stateful):
     """Networks and optimizers with ``act`` and ``update``; knows no environment, file or logger.
 
@@ -63,6 +74,14 @@ class Learner(Stateful):
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         """``act``, for observations that are scaled already."""
         raise NotImplementedError
+
+    def policy_module(self) -> nn.Module:
+        """Acting without chance as a module: observations (B, ...), scaled already, to the scores of choices or a box's actions.
+
+        A recurrent one maps (obs, carry) to (scores or actions, carry), and has ``margin(obs, carry)``: how far each row's
+        choices within were from others, (B,).
+        """
+        raise ValueError(f"{type(self).__name__} has no policy that could be exported")
 
     def initial_carry(self, n: int) -> Any:
         """Recurrent state for ``n`` fresh episodes; None where there is none."""

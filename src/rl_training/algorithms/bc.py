@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import host_forward
@@ -33,6 +34,9 @@ class BC(Learner):
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         actions, _ = self.policy.head.sample(self._forward(obs), stream(rng), deterministic)
         return Acting(actions)
+
+    def policy_module(self) -> nn.Module:
+        return Greedy(self.policy, lambda policy, obs: policy.head.best(policy(obs)))
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         metrics, _ = self.learn({"obs": batch["obs"], "actions": batch["actions"]})

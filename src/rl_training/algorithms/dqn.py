@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Tensors
@@ -42,6 +43,9 @@ class DQN(ValueLearner):
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
         return self._forward(obs, rng)
+
+    def policy_module(self) -> nn.Module:
+        return self.q_network
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)

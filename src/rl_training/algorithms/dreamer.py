@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.metrics import Metrics
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
-from rl_training.models.dreamer import Actor, Critic, Size, State, WorldModel, divergence
+from rl_training.models.dreamer import Actor, Critic, GreedyDreamer, Size, State, WorldModel, divergence
 from rl_training.models.heads import Categorical, SquashedGaussian
 
 FREE = 1.0  # nats of either divergence that cost nothing
@@ -137,9 +137,7 @@ class Dreamer(Learner):
         model, rssm = self.world_model, self.world_model.rssm
         held = torch.from_numpy(self.initial_carry(len(obs)) if carry is None else carry).to(self._device)
         deter, stoch, last = held.split(self._sizes, -1)
-        deter = rssm.recur(State(deter, stoch), rssm.embed(last))
-        tokens = model.encoder(model.encoder.target(torch.from_numpy(obs).to(self._device)))
-        logp = rssm.posterior(deter, tokens)
+        deter, logp = model.believe(State(deter, stoch), last, torch.from_numpy(obs).to(self._device))
         noise = None
         if not deterministic:
             noise = torch.from_numpy(stream(rng).gumbel(size=tuple(logp.shape)).astype(np.float32)).to(self._device)
@@ -148,6 +146,13 @@ class Dreamer(Learner):
         actions, _ = self.head.sample(outputs, stream(rng), deterministic)
         taken = self.as_inputs(torch.from_numpy(np.ascontiguousarray(actions)).to(self._device))
         return Acting(actions, carry=torch.cat([deter, stoch, taken], -1).cpu().numpy())
+
+    def policy_module(self) -> torch.nn.Module:
+        world_model = copy.deepcopy(self.world_model)
+        for unused in ("decoder", "reward", "goes_on", "bins"):
+            delattr(world_model, unused)
+        del world_model.rssm.prior_net
+        return GreedyDreamer(world_model, self.actor, self.head, self._sizes)
 
     def as_inputs(self, actions: torch.Tensor) -> torch.Tensor:
         """Actions as the world model takes them: one-hot, or as they are."""

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import Tensors
+from rl_training.algorithms.base import Greedy, Tensors
 from rl_training.algorithms.optim import FlatRMSprop, descend
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
@@ -62,6 +63,9 @@ class FQF(QuantileLearner):
         mass = np.exp(logits - logits.max(1, keepdims=True))
         mass /= mass.sum(1, keepdims=True)
         return (mass[:, None] * quantiles(features, mass.cumsum(1) - mass / 2, rng)).sum(-1)
+
+    def policy_module(self) -> nn.Module:
+        return Greedy(self.q_network, lambda network, obs: network.values(obs))
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target network's quantiles at the fractions it proposes itself, each with the mass between them."""

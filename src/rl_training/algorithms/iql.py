@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import BoxLearner, Tensors, UpdateResult
+from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.sac import critic_loss
@@ -70,6 +71,11 @@ class IQL(BoxLearner):
 
     def _bounded(self, actions: np.ndarray) -> np.ndarray:
         return np.clip(actions, -1, 1)
+
+    def policy_module(self) -> nn.Module:
+        if getattr(type(self.model), "policy", None) is not MLPIQLModel.policy:
+            return Greedy(self.model, lambda model, obs: model.policy(obs)[0].clamp(-1, 1))
+        return Greedy(self.model.actor, lambda actor, obs: actor(obs).tanh())
 
     def set_control(self, name: str, value: float) -> None:
         """``actor_rate`` multiplies the actor's learning rate alone."""

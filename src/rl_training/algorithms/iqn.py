@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from rl_training.algorithms.base import Greedy
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
 from rl_training.models.host import MOST_ROWS, host_quantiles, torch_forward
@@ -39,6 +41,10 @@ class IQN(QuantileLearner):
 
     def _mean_of(self, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
         return self.q_network.quantiles(self.q_network.encode(obs), taus).mean(-1)
+
+    def policy_module(self) -> nn.Module:
+        taus = self._judging.cpu()
+        return Greedy(self.q_network, lambda network, obs: network.quantiles(network.encode(obs), taus).mean(-1))
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, device = len(next_obs), next_obs.device

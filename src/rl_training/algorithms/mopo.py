@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
 from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
@@ -80,6 +81,9 @@ class MOPO(Learner):
 
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         return self.policy.act(obs, deterministic=deterministic, rng=rng)
+
+    def policy_module(self) -> nn.Module:
+        return self.policy.policy_module()
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One update of the policy, from real and imagined transitions alike."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from rl_training.algorithms.base import Acting, Tensors, stream
 from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
@@ -72,6 +73,9 @@ class PETS(EnsembleDynamics):
             actions.append(plan[0])
             starts.append(np.concatenate([plan[1:], np.zeros_like(plan[:1])]))
         return Acting(np.stack(actions), carry=np.stack(starts))
+
+    def policy_module(self) -> nn.Module:
+        raise ValueError("pets plans every action with its model: there is no policy that could be exported")
 
     def plan_action(
         self,

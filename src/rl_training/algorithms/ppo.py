@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import device_of, torch_forward
@@ -90,6 +91,12 @@ class PPO(Learner):
                 lambda x: tuple(self.model.act(x, deterministic=deterministic)), self._device
             )(obs)
         return Acting(actions, {"logprobs": logprobs, "values": values, "obs": obs})
+
+    def policy_module(self) -> nn.Module:
+        head = getattr(self.model, "head", None)
+        return (
+            super().policy_module() if head is None else Greedy(self.model, lambda model, obs: head.best(model(obs)[0]))
+        )
 
     def values(self, obs: np.ndarray) -> np.ndarray:
         """Value of each observation, (N,)."""

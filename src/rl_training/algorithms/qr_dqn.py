@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import Tensors
+from rl_training.algorithms.base import Greedy, Tensors
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.host import host_forward
@@ -96,6 +97,9 @@ class QRDQN(QuantileLearner):
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
         quantiles = self._forward(obs, rng)
         return quantiles.reshape(len(obs), -1, self._num_quantiles).mean(-1)
+
+    def policy_module(self) -> nn.Module:
+        return Greedy(self.q_network, lambda network, obs: network(obs).mean(-1))
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         atoms = self.target_network(next_obs)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import BoxLearner, Tensors, UpdateResult
+from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.value_learner import td_target
@@ -96,6 +96,11 @@ class SAC(BoxLearner):
             return mean, np.clip(log_std, LOWEST, HIGHEST)
 
         return forward
+
+    def policy_module(self) -> nn.Module:
+        if getattr(type(self.model), "policy", None) is not MLPSACModel.policy:
+            return Greedy(self.model, lambda model, obs: model.policy(obs)[0].tanh())
+        return Greedy(self.model.actor, lambda actor, obs: actor(obs).chunk(2, -1)[0].tanh())
 
     @property
     def alpha(self) -> float:

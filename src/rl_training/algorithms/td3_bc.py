@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rl_training.algorithms.base import BoxLearner, Tensors, UpdateResult
+from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
 from rl_training.algorithms.metrics import both
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
@@ -67,6 +68,11 @@ class TD3BC(BoxLearner):
 
     def _bounded(self, actions: np.ndarray) -> np.ndarray:
         return actions if self._squashed else np.tanh(actions)
+
+    def policy_module(self) -> nn.Module:
+        if self._squashed:
+            return Greedy(self.model, lambda model, obs: model.actions(obs))
+        return Greedy(self.model.actor, lambda actor, obs: actor(obs).tanh())
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         noise = torch.randn_like(batch["actions"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
     from rl_training.experiment.checkpointing import CheckpointState
+    from rl_training.experiment.logging import Logger
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.spec import AlgorithmSpec, Network
     from rl_training.runtime.trainer import TrainResult
@@ -86,11 +88,12 @@ class ManagedAlgorithm:
             raise ValueError("nothing trained yet; call learn() or load() first")
         return self._agent
 
-    def learn(self, callbacks: list[Callback] | None = None) -> TrainResult:
+    def learn(self, callbacks: list[Callback] | None = None, loggers: Sequence[Logger] | None = None) -> TrainResult:
         """Train to ``config.total_timesteps``; a loaded or stopped run goes on where it was."""
         from rl_training.runtime.workflows import resume_training
 
-        context: dict[str, Any] = {"callbacks": callbacks, "env": self._env, "network": self._network}
+        given = {"callbacks": callbacks, "loggers": loggers}
+        context: dict[str, Any] = {**given, "env": self._env, "network": self._network}
         if self._checkpoint is None:
             result = self._spec.train(self.config, **context)
         else:

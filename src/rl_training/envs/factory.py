@@ -107,6 +107,7 @@ class EnvFactory:
 
     source: EnvSource
     env_kwargs: dict[str, Any]
+    render: bool = False  # pictures can be had of the environments
 
     def reward_options(self, *, training: bool = True) -> RewardOptions:
         return parse_env_kwargs(self.env_kwargs, training=training)[0].wrappers.reward
@@ -129,7 +130,7 @@ class EnvFactory:
 
     def make(self, *, training: bool) -> gym.Env:
         options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)
-        env = _base_env(self.source, options, kwargs)
+        env = _base_env(self.source, options, kwargs, self.render)
         wrappers = options.wrappers
         if wrappers.atari is not None:
             env = AtariPreprocessing(env, **wrappers.atari.model_dump(exclude={"frame_stack"}))
@@ -148,8 +149,10 @@ class EnvFactory:
         return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
 
 
-def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) -> gym.Env:
+def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any], render: bool) -> gym.Env:
     if isinstance(source, str):
+        if render:
+            kwargs = {**kwargs, "render_mode": "rgb_array"}
         if options.wrappers.pixels is not None:
             kwargs = {"render_mode": "rgb_array", **kwargs}
         if options.wrappers.atari is not None:
@@ -159,7 +162,7 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any]) ->
         return _registered(source, limit, kwargs)
     if kwargs:
         raise ConfigError([((name,), "belongs to gym.make, but the environment was given as it is") for name in kwargs])
-    env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source)
+    env = source() if callable(source) and not isinstance(source, gym.Env) else _copy(source, render)
     if not isinstance(env, gym.Env):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
@@ -182,9 +185,10 @@ def _registered(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.E
     return env
 
 
-def _copy(env: gym.Env) -> gym.Env:
+def _copy(env: gym.Env, render: bool) -> gym.Env:
     if env.spec is not None:
-        return gym.make(env.spec, disable_env_checker=True)
+        mode: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+        return gym.make(env.spec, disable_env_checker=True, **mode)
     try:
         return copy.deepcopy(env)
     except Exception as error:

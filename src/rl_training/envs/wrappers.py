@@ -125,6 +125,7 @@ class AtariPreprocessing(gym.Wrapper):
     ) -> None:
         super().__init__(env)
         self._skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
+        self.metadata = {**env.metadata, "render_fps": 60 / frame_skip}  # the console drew sixty frames a second
         self._ale = env.unwrapped.ale  # type: ignore[attr-defined]
         height, width = self._ale.getScreenDims()
         self._resize = AreaResize((height, width), (screen_size, screen_size))

@@ -35,6 +35,7 @@ def opt(default: Any, meaning: str, **bounds: Any) -> Any:
 
 Sizes = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Strict(False)]
 Strings = Annotated[tuple[str, ...], Strict(False)]
+Loggers = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
 
 
 class Options(BaseModel):
@@ -142,6 +143,11 @@ class TrainConfig(Options):
     log_interval: int | None = opt(None, "environment steps between log lines; null: about a hundred per run", ge=1)
     checkpoint_interval: int | None = opt(None, "environment steps between checkpoints; null: about twenty", ge=1)
     keep_checkpoints: int = opt(3, "checkpoints kept (replay buffers: of the newest two), beside the best", ge=1)
+    record_video: int = opt(
+        0, "episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none", ge=0
+    )
+    loggers: Loggers = opt(("tensorboard",), "tensorboard, csv, wandb: where metrics go, beside metrics.jsonl")
+    wandb_project: str | None = opt(None, "project in Weights & Biases; null: WANDB_PROJECT, or rl_training")
     tags: Strings = opt((), "free labels, kept with the run")
     compile: bool | Literal["auto"] = opt("auto", "compile updates into one graph; auto: if the run is long enough")
     threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width")

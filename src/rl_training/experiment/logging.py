@@ -1,16 +1,76 @@
-"""Where numbers go: metrics.jsonl, TensorBoard event files, and the terminal."""
+"""Where numbers go: metrics.jsonl, TensorBoard event files, metrics.csv, Weights & Biases, and the terminal."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import struct
 import sys
 import time
-from collections.abc import Mapping
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
+
+from rl_training.experiment import runs
+from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.files import write_durably
+from rl_training.experiment.runs import RunContext
+
+
+class Logger:
+    """Hears every line of metrics of a run. Override what you need, or give any object with ``write``."""
+
+    def open(self, context: RunContext, config: TrainConfig, resume_step: int | None) -> None:
+        """The run begins; or goes on from ``resume_step``, and what was written after that step will be written again."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Metrics at an environment step: training's at every log interval, an evaluation's at its own."""
+
+    def close(self) -> None:
+        """The run has ended, whichever way."""
+
+
+class Loggers:
+    """What a run writes to: metrics.jsonl always, which resuming and reports read; the config's loggers; and one's own."""
+
+    def __init__(
+        self, context: RunContext, config: TrainConfig, resume_step: int | None, more: Sequence[Logger] = ()
+    ) -> None:
+        kinds: dict[str, Callable[[], Any]] = {
+            "tensorboard": lambda: EventFile(context.tensorboard_dir),
+            "csv": lambda: CSVFile(context.run_dir / "metrics.csv", resume_step),
+            "wandb": lambda: WandB(context, config),
+        }
+        self._all: list[Any] = [MetricsFile(context.metrics_path, resume_step)]
+        self._all += [kinds[name]() for name in dict.fromkeys(config.loggers)]
+        for logger in more:
+            if hasattr(logger, "open"):
+                logger.open(context, config, resume_step)
+            self._all.append(logger)
+
+    @staticmethod
+    def check(config: TrainConfig, more: Sequence[Any] = ()) -> None:
+        """Refuse, before anything is made, what could not be written to."""
+        if "wandb" in config.loggers and find_spec("wandb") is None:
+            raise ConfigError([(("loggers",), "wandb is not installed: pip install 'rl_training[wandb]'")])
+        for logger in more:
+            if not callable(getattr(logger, "write", None)):
+                raise ValueError(f"a logger needs write(step, values), and {type(logger).__name__} has none")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for logger in self._all:
+            logger.write(step, values)
+
+    def close(self) -> None:
+        for logger in self._all:
+            if hasattr(logger, "close"):
+                logger.close()
 
 
 class MetricsFile:
@@ -23,12 +83,17 @@ class MetricsFile:
         self._file = open(path, "a")  # noqa: SIM115
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        clean = {k: (v if math.isfinite(v) else None) if isinstance(v, float) else v for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **clean}) + "\n")
+        self._file.write(json.dumps(_row(step, values)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
+    """A line of metrics; numbers that are not finite are None."""
+    clean = {k: (v if math.isfinite(v) else None) if isinstance(v, float) else v for k, v in values.items()}
+    return {"step": step, "time": round(time.time(), 3), **clean}
 
 
 def _step_of(line: str) -> float:
@@ -36,6 +101,94 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf  # a line cut short by a crash
+
+
+class CSVFile:
+    """A table with a column for every metric there has been; where a row has none, the cell is empty. A new metric is a new last
+    column, for which the file is written anew. Rows after ``resume_step`` go, as those of metrics.jsonl do."""
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        rows = self._read() if resume_step is not None and path.exists() else []
+        self._rewrite([row for row in rows if int(row["step"]) <= (resume_step or 0)])
+
+    def _read(self) -> list[dict[str, str]]:
+        with open(self._path, newline="") as file:
+            header, *rows = [*csv.reader(file)] or [[]]
+        self._columns = header
+        whole = [dict(zip(header, row)) for row in rows if len(row) == len(header)]
+        return [row for row in whole if row.get("step", "").isdigit()]  # the last may have been cut short by a crash
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        text = StringIO()
+        if self._columns:
+            table = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        write_durably(self._path, [text.getvalue().encode()])
+        self._file = open(self._path, "a", newline="")  # noqa: SIM115
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        row = _row(step, values)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._file.close()
+            rows = self._read()
+            self._columns = [*self._columns, *new]
+            self._rewrite(rows)
+        csv.DictWriter(self._file, self._columns, restval="", lineterminator="\n").writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WandB:
+    """Weights & Biases; a resumed run goes on under the same id. Whatever goes wrong there is said once, and training goes on.
+
+    The step is a metric like others, by which charts are drawn: wandb's own counter can never go back, as a resumed run does.
+    """
+
+    def __init__(self, context: RunContext, config: TrainConfig) -> None:
+        self._run: Any = None
+        try:
+            import wandb
+
+            name = runs.read_metadata(context).get("wandb_id") or uuid.uuid4().hex
+            runs.write_metadata(context, {"wandb_id": name})
+            self._run = wandb.init(
+                id=name,
+                resume="allow",
+                name=context.run_id,
+                project=config.wandb_project or os.environ.get("WANDB_PROJECT") or "rl_training",
+                dir=context.run_dir,
+                config=config.plain(),
+                tags=list(config.tags),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+            self._run.define_metric("*", step_metric="step")
+        except Exception as error:
+            self._give_up(error)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._run is not None:
+            try:
+                self._run.log({**values, "step": step})
+            except Exception as error:
+                self._give_up(error)
+
+    def close(self) -> None:
+        if self._run is not None:
+            try:
+                self._run.finish()
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        warnings.warn(f"nothing more goes to wandb: {reason}", stacklevel=4)
 
 
 class EventFile:

@@ -51,6 +51,10 @@ class RunContext:
     def metrics_path(self) -> Path:
         return self.run_dir / "metrics.jsonl"
 
+    @property
+    def videos_dir(self) -> Path:
+        return self.run_dir / "videos"
+
 
 def run_name(config: TrainConfig, suffix: str) -> str:
     """What a run directory is called."""
@@ -105,10 +109,13 @@ def run_dir_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else folder.parent
 
 
+def read_metadata(context: RunContext) -> dict[str, Any]:
+    return json.loads(context.metadata_path.read_text()) if context.metadata_path.exists() else {}
+
+
 def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
     """Add values to metadata.json."""
-    known = json.loads(context.metadata_path.read_text()) if context.metadata_path.exists() else {}
-    write_durably(context.metadata_path, [json.dumps({**known, **values}, indent=2).encode()])
+    write_durably(context.metadata_path, [json.dumps({**read_metadata(context), **values}, indent=2).encode()])
 
 
 def provenance() -> dict[str, Any]:

@@ -149,7 +149,7 @@ class RSSM(nn.Module):
 
     def recur(self, state: State, action: torch.Tensor) -> torch.Tensor:
         """The next deterministic state, from a state and an embedded action."""
-        size, n = self.size, len(action)
+        size, n = self.size, action.shape[0]
         width = size.deter // size.blocks
         mixed = torch.cat([self.of_deter(state.deter), self.of_stoch(state.stoch), action], -1)
         x = torch.cat([state.deter.view(n, size.blocks, width), mixed[:, None].expand(-1, size.blocks, -1)], -1)
@@ -305,6 +305,11 @@ class WorldModel(nn.Module):
     def features(state: State) -> torch.Tensor:
         return torch.cat([state.deter, state.stoch], -1)
 
+    def believe(self, state: State, action: torch.Tensor, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The deterministic state after an action (B, A), and the posterior (B, latents, classes) that the observation tells."""
+        deter = self.rssm.recur(state, self.rssm.embed(action))
+        return deter, self.rssm.posterior(deter, self.encoder(self.encoder.target(obs)))
+
 
 class Critic(nn.Module):
     """The value of a state's features, as a distribution over bins."""
@@ -326,11 +331,37 @@ class Actor(nn.Module):
 
     def __init__(self, width: int, size: Size, outputs: int, categorical: bool) -> None:
         super().__init__()
-        self._categorical = categorical
+        self.categorical = categorical
         self.net = head(width, size.units, 3, outputs, scale=0.01)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         outputs = self.net(features)
-        if not self._categorical:
+        if not self.categorical:
             return outputs
         return ((1 - UNIMIX) * outputs.softmax(-1) + UNIMIX / outputs.shape[-1]).log()
+
+
+class GreedyDreamer(nn.Module):
+    """Acting without chance: (obs, carry) to (scores of choices or a box's actions, carry). ``sizes`` are those of a carry's parts:
+    deterministic state, latents, last action."""
+
+    def __init__(self, world_model: WorldModel, actor: Actor, head: Any, sizes: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.world_model, self.actor, self.head, self.sizes = world_model, actor, head, sizes
+
+    def _believe(self, obs: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        deter, stoch, last = carry.split(self.sizes, -1)
+        return self.world_model.believe(State(deter, stoch), last, obs)
+
+    def forward(self, obs: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        deter, logp = self._believe(obs, carry)
+        stoch = self.world_model.rssm.draw(logp, None)
+        best = self.head.best(self.actor(torch.cat([deter, stoch], -1)))
+        choice = self.actor.categorical
+        action = F.one_hot(best.argmax(-1), self.sizes[-1]).to(best.dtype) if choice else best
+        return best, torch.cat([deter, stoch, action], -1)
+
+    def margin(self, obs: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
+        """How far the latents' likeliest classes are from the next ones, (B,)."""
+        first, second = self._believe(obs, carry)[1].topk(2).values.unbind(-1)
+        return (first - second).amin(-1)

@@ -2,7 +2,8 @@
 
 One class per action space. ``sample`` maps network outputs (N, size) to actions and their log-probabilities with noise from
 a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,);
-``divergence`` maps two sets of outputs to KL(first || second), (B,).
+``divergence`` maps two sets of outputs to KL(first || second), (B,); ``best`` maps outputs to what the action without chance is
+read off: the scores of choices, or a box's action itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-class Categorical:
+class ChoiceHead:
+    """What distributions over choices share."""
+
+    def best(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+
+class Categorical(ChoiceHead):
     """One of ``n`` actions: Discrete(n)."""
 
     def __init__(self, n: int) -> None:
@@ -52,7 +60,7 @@ class Categorical:
         return (logp.exp() * (logp - q.log_softmax(-1))).sum(-1)
 
 
-class MultiCategorical:
+class MultiCategorical(ChoiceHead):
     """Several independent choices: MultiDiscrete(nvec)."""
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
@@ -79,7 +87,7 @@ class MultiCategorical:
         return torch.stack([part.divergence(a, b) for part, a, b in pieces]).sum(0)
 
 
-class Bernoulli:
+class Bernoulli(ChoiceHead):
     """Independent switches: MultiBinary(n)."""
 
     def __init__(self, n: int) -> None:
@@ -115,9 +123,15 @@ class BoxHead:
         self.action_shape = (dim,)
         self.action_dtype = np.dtype(np.float32)
 
+    def best(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs[:, : self.dim].tanh()
+
 
 class DiagonalGaussian(BoxHead):
     """A Gaussian with a log-deviation per dimension; outputs are (mean, log-deviation) side by side."""
+
+    def best(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs[:, : self.dim]
 
     def sample(
         self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool

@@ -19,7 +19,7 @@ class Linear(nn.Linear):
     adds, it has to be copied to every row first), and a handful of outputs is no matrix product at all."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return super().forward(x)
         if self.out_features <= FEW:
             return (x[..., None, :] * self.weight).sum(-1) + self.bias

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -16,6 +19,7 @@ from rl_training.runtime.collector import attempt
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which an episode without an end is cut
 REFERENCES = ("random_return", "expert_return")
+Watch = Callable[[int, gym.Env, Any], None]  # the episode's number, the environment, and its observation
 
 
 def scored(metrics: dict[str, float], references: dict[str, float]) -> dict[str, float]:
@@ -27,9 +31,19 @@ def scored(metrics: dict[str, float], references: dict[str, float]) -> dict[str,
 
 
 def evaluate(
-    agent: Learner, factory: EnvFactory, *, episodes: int, seed: int, deterministic: bool = True
+    agent: Learner,
+    factory: EnvFactory,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    most_steps: int | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
-    """The same episodes every time for the same seed, so that evaluations of one run can be compared."""
+    """The same episodes every time for the same seed, so that evaluations of one run can be compared.
+
+    ``most_steps`` cuts every episode; ``watch`` is shown the environment at every observation.
+    """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
     returns, lengths = [], []
@@ -44,12 +58,17 @@ def evaluate(
             for episode in range(episodes):
                 obs, _ = attempt("on reset, in evaluation", env.reset, seed=episode_seed(seed, EVALUATION, episode))
                 carry, done, total, length = agent.initial_carry(1), False, 0.0, 0
+                if watch is not None:
+                    watch(episode, env, obs)
                 while not done:
                     acting = agent.act(spaces.encode(obs)[None], carry=carry, deterministic=deterministic, rng=rng)
                     carry = acting.carry
                     action = spaces.to_env(acting.actions)[0]
                     obs, reward, terminated, truncated, _ = attempt("in evaluation", env.step, action)
                     total, length, done = total + float(reward), length + 1, terminated or truncated
+                    if watch is not None:
+                        watch(episode, env, obs)
+                    done = done or length == most_steps
                     if length >= LONGEST and not done:
                         done = True
                         warnings.warn(

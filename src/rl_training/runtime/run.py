@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rl_training.envs.spaces import Spaces
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import CheckpointState, fitting, save_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import EventFile, MetricsFile, Progress, short
+from rl_training.experiment.logging import Logger, Loggers, Progress, short
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
 from rl_training.runtime.collector import Collector, CollectResult, EnvironmentFailure
@@ -31,6 +32,7 @@ from rl_training.runtime.evaluation import REFERENCES, evaluate, scored
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.schedules import apply_learning_rate_scale, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.video import Film, video_suffix
 from rl_training.state import Rng, Stateful
 
 
@@ -89,6 +91,7 @@ class Run(Stateful):
         *,
         device: torch.device,
         callbacks: list[Callback],
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.step = self.update_count = self.gradient_steps = self.epoch = 0
         self.counters: dict[str, int] = {}
@@ -96,7 +99,7 @@ class Run(Stateful):
         self._best_eval: float | None = None
         self.torch_rng, self.callbacks = TorchRng(), CallbackStates(callbacks)
         self.config, self.spaces, self.device = config, spaces, device
-        self._options, self.factory = options, factory
+        self._options, self.factory, self._own_loggers = options, factory, loggers
         self._state = TrainerState()
         self._on_update = listeners(callbacks, "on_update_end")
         self._on_collect = listeners(callbacks, "on_collect_end")
@@ -236,8 +239,7 @@ class Run(Stateful):
 
     def _driven(self, loop: Any, context: RunContext, *, resumed: bool) -> TrainResult:
         config, agent, total = self.config, loop.agent, self.config.total_timesteps
-        self._metrics_file = MetricsFile(context.metrics_path, self.step if resumed else None)
-        self._events = EventFile(context.tensorboard_dir)
+        self._loggers = Loggers(context, config, self.step if resumed else None, self._own_loggers)
         title = f"{config.algo} {config.env_id}"
         self._progress = Progress(config.progress, title=title, total=total, start=self.step)
         self._saved_at, began, status = -1, time.time(), "failed"
@@ -275,8 +277,7 @@ class Run(Stateful):
             raise TrainingFailure(f"{error}; {self._advice(context)}") from error
         finally:
             self._progress.close()
-            self._metrics_file.close()
-            self._events.close()
+            self._loggers.close()
             seconds = round(time.time() - began, 1)
             with contextlib.suppress(OSError):
                 runs.write_metadata(context, {"status": status, "step": self.step, "seconds": seconds})
@@ -313,8 +314,7 @@ class Run(Stateful):
             if not math.isfinite(metrics[name]):
                 raise TrainingFailure(f"{name} is {metrics[name]} at step {self.step}; {self._advice_dir()}")
         counts = {"gradient_steps": self.gradient_steps, "update_count": self.update_count, "epoch": self.epoch}
-        self._metrics_file.write(self.step, {**metrics, **counts})
-        self._events.write(self.step, metrics)
+        self._loggers.write(self.step, {**metrics, **counts})
         if "episode_return" in metrics:
             self._progress.note(episodes=f"return {short(metrics['episode_return'])}")
         self._progress.log(self.step)
@@ -322,11 +322,13 @@ class Run(Stateful):
     def _evaluate(self, agent: Learner, context: RunContext) -> dict[str, float]:
         if self._evaluated_at == self.step:
             return self._evaluation
-        plain = evaluate(agent, self.factory, episodes=self.config.eval_episodes, seed=self.config.seed)
+        film = self._film(context)
+        factory = self.factory if film is None else replace(self.factory, render=True)
+        with film or contextlib.nullcontext():
+            plain = evaluate(agent, factory, episodes=self.config.eval_episodes, seed=self.config.seed, watch=film)
         self._evaluation = scored(plain, self.references)
         self._evaluated_at = self.step
-        self._metrics_file.write(self.step, self._evaluation)
-        self._events.write(self.step, self._evaluation)
+        self._loggers.write(self.step, self._evaluation)
         mean = self._evaluation["eval_return_mean"]
         self._progress.note(evaluation=f"eval {short(mean)}")
         if self._best_eval is None or mean > self._best_eval:
@@ -338,6 +340,13 @@ class Run(Stateful):
         for hook in self._hooks["on_eval_end"]:
             hook(self._shown(), self._evaluation)
         return self._evaluation
+
+    def _film(self, context: RunContext) -> Film | None:
+        """Of the evaluation at this step, if evaluations are recorded."""
+        if not self.config.record_video:
+            return None
+        path = context.videos_dir / f"step_{self.step:010d}{video_suffix()}"
+        return Film(path, episodes=self.config.record_video, on_failure=self.say)
 
     # ---- saving and stopping
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.checkpointing import CheckpointState, fitting
 from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.logging import Logger, Loggers
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
@@ -27,6 +28,7 @@ from rl_training.runtime.loops import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.video import check_recording
 
 Network = Callable[..., torch.nn.Module]
 
@@ -104,16 +106,20 @@ class AlgorithmSpec:
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
         callbacks: list[Callback] | None = None,
+        loggers: Sequence[Logger] | None = None,
         env: EnvSource | None = None,
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
         """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
-        options = self.options(config)
+        options, own = self.options(config), list(loggers or [])
+        Loggers.check(config, own)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        if config.record_video:
+            check_recording(factory, config.env_id)
         plan = self.blueprint(config, factory, network, config.device)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
-        run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=everyone)
+        run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own)
         loop = self.loop(run, self.build(options, plan), options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)

@@ -53,7 +53,7 @@ def resume_training(
 ) -> TrainResult:
     """Go on from a checkpoint or the newest one of a run, in the same directory unless another is asked for.
 
-    ``context`` passes an environment or network again that the run was started with: ``env=``, ``network=``.
+    ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``.
     """
     found, state = find_checkpoint(path, buffers=True)
     wanted = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}

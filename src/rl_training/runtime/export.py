@@ -1,0 +1,351 @@
+"""A trained policy as a file that runs without this package: by torch alone, or by ONNX Runtime.
+
+What is exported is acting without chance, whole: observations as the environment gives them, normalisation, network, and actions in
+the environment's units. A file is checked against the live agent before it gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.algorithms.base import Learner
+from rl_training.envs.factory import EnvFactory, EnvSource
+from rl_training.envs.spaces import Spaces
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import provenance
+from rl_training.runtime.evaluation import evaluate
+from rl_training.runtime.workflows import config_of, find_checkpoint
+from rl_training.state import Rng
+
+CHECKED, REAL = 1_000, 500  # observations that are compared; how many of them an episode may give
+ROWS = 200  # of them at a time: as few as acting on the host takes
+TOLERANCE = 1e-5  # of an action's units, and of the scores of two choices between which either is right
+WIDE = 1e3  # bounds of observations beyond this say nothing of what observations are like
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
+NOTES = "rl_training.json"  # the facts within a .pt2
+
+Run = Callable[
+    [np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]
+]  # (obs, carry) -> (actions, carry)
+
+
+class ExportFailure(RuntimeError):
+    """What was written does not do what the agent does."""
+
+
+class Policy(nn.Module):
+    """An agent's acting without chance: the environment's observations (B, ...) to its actions; with a carry, both ways too."""
+
+    action_center: torch.Tensor
+    action_scale: torch.Tensor
+    action_low: torch.Tensor
+    action_high: torch.Tensor
+
+    def __init__(self, agent: Learner, spaces: Spaces) -> None:
+        super().__init__()
+        self.network: Any = copy.deepcopy(agent.policy_module())
+        self.normalizer = copy.deepcopy(agent.normalizer)
+        self._spaces = spaces
+        if spaces.action_kind == "box":
+            for name in ("center", "scale", "low", "high"):
+                self.register_buffer(f"action_{name}", torch.from_numpy(getattr(spaces, name)))
+        self.to("cpu").eval().requires_grad_(False)
+
+    def _encoded(self, obs: torch.Tensor) -> torch.Tensor:
+        x = obs.movedim(-1, -3) if self._spaces.channels_last else obs
+        return x if self.normalizer is None else self.normalizer(x)
+
+    def forward(self, obs: torch.Tensor, carry: torch.Tensor | None = None) -> Any:
+        x = self._encoded(obs)
+        if carry is None:
+            return self._actions(self.network(x))
+        best, carry = self.network(x, carry)
+        return self._actions(best), carry
+
+    def _actions(self, best: torch.Tensor) -> torch.Tensor:
+        """Scores of choices, or a box's actions in [-1, 1], as the environment takes them; as ``Spaces.to_env`` does."""
+        spaces = self._spaces
+        if spaces.action_kind == "discrete":
+            return best.argmax(-1) + spaces.start
+        if spaces.action_kind == "multi_discrete":
+            return torch.stack([part.argmax(-1) for part in best.split(list(spaces.choices), -1)], -1)
+        if spaces.action_kind == "multi_binary":
+            return (best > 0).long()
+        mapped = self.action_center + self.action_scale * best
+        mapped = torch.minimum(torch.maximum(mapped, self.action_low), self.action_high)
+        return mapped.to(_torch_type(spaces.env_dtype)).unflatten(-1, spaces.env_shape or (1,))
+
+    @torch.no_grad()
+    def margin(self, obs: torch.Tensor, carry: torch.Tensor | None) -> torch.Tensor:
+        """By how much each row's choices beat the next best ones, (B,), as a share of their size where that is more than one;
+        infinite where nothing is chosen."""
+        spaces, x = self._spaces, self._encoded(obs)
+        best = self.network(x) if carry is None else self.network(x, carry)[0]
+        least = torch.full((len(obs),), torch.inf) if carry is None else self.network.margin(x, carry)
+        if spaces.action_kind == "box":
+            return least
+        best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
+        if spaces.action_kind == "multi_binary":
+            return torch.minimum(least, best.abs().amin(-1))
+        for part in best.split(list(spaces.choices), -1):
+            if part.shape[-1] > 1:
+                first, second = part.topk(2).values.unbind(-1)
+                least = torch.minimum(least, first - second)
+        return least
+
+
+def _torch_type(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+@dataclass(frozen=True)
+class Exported:
+    """``program``: the lines that run the file without this package."""
+
+    path: Path
+    format: str
+    rows: int  # observations on which it was compared
+    ties: int  # of them, where two choices were as good as each other
+    difference: float  # the largest of a box's action, in its units
+    program: str
+
+
+def export_checkpoint(
+    path: str | Path,
+    output: str | Path | None = None,
+    format: str | None = None,
+    *,
+    env: EnvSource | None = None,
+    network: Any = None,
+) -> Exported:
+    """Write the policy of a checkpoint, or of the newest one of a run, as ``onnx`` or ``torch`` (default: by the output's ending).
+
+    The output is policy.onnx or policy.pt2 unless it is given. ``env`` and ``network`` are what the run was started with.
+    """
+    format, output = _named(format, output)
+    _, state = find_checkpoint(path, buffers=False)
+    config = config_of(state)
+    agent, spaces = get_algorithm_spec(config.algo).load(config, state, "cpu", env=env, network=network)
+    factory = EnvFactory(config.env_id if env is None else env, config.env_kwargs)
+    return export_policy(agent, spaces, factory, config, output, format, step=int(state.trainer_state["step"]))
+
+
+def _named(format: str | None, output: str | Path | None) -> tuple[str, Path]:
+    if format is None:
+        ending = Path(output or "").suffix
+        format = next((name for name, known in ENDINGS.items() if known == ending), None)
+        if format is None:
+            raise ValueError("say --format onnx or --format torch, or write to a .onnx or a .pt2 file")
+    if format not in ENDINGS:
+        raise ValueError(f"a policy is exported as {' or '.join(ENDINGS)}, not as {format!r}")
+    path = Path(output) if output is not None else Path(f"policy{ENDINGS[format]}")
+    if path.suffix != ENDINGS[format]:
+        raise ValueError(f"{format} files end in {ENDINGS[format]}, and {path} does not")
+    if format == "onnx" and any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        raise ValueError("onnx files need the export extra: pip install 'rl_training[export]'")
+    return format, path
+
+
+def export_policy(
+    agent: Learner,
+    spaces: Spaces,
+    factory: EnvFactory,
+    config: TrainConfig,
+    output: Path,
+    format: str,
+    *,
+    step: int = 0,
+) -> Exported:
+    """Write an agent's policy, and check the file against the agent; a file that fails the check does not stay."""
+    policy = Policy(agent, spaces)
+    obs, carry, space = _observations(agent, spaces, factory, config.seed)
+    facts = _facts(config, space, factory, None if carry is None else carry.shape[-1], step)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as folder:
+        partial = Path(folder) / output.name
+        {"onnx": _write_onnx, "torch": _write_torch}[format](_traced(policy, obs, carry), partial, facts)
+        run = {"onnx": _run_onnx, "torch": _run_torch}[format](partial)
+        ties, difference = compare(agent, spaces, policy, run, obs, carry)
+        os.replace(partial, output)
+    return Exported(output, format, len(obs), ties, difference, _program(output, format, facts, obs))
+
+
+def compare(
+    agent: Learner, spaces: Spaces, policy: Policy, run: Run, obs: np.ndarray, carry: np.ndarray | None
+) -> tuple[int, float]:
+    """How often two choices were as good as each other, and the largest difference of a box's actions."""
+    ties, largest = 0, 0.0
+    for start in range(0, len(obs), ROWS):
+        rows = slice(start, start + ROWS)
+        held = None if carry is None else carry[rows]
+        acting = agent.act(spaces.encode(obs[rows]), carry=held, deterministic=True)
+        wanted, (given, next_carry) = np.asarray(spaces.to_env(acting.actions)), run(obs[rows], held)
+        if given.shape != wanted.shape:
+            raise ExportFailure(f"the exported policy gives actions of shape {given.shape}, the agent {wanted.shape}")
+        margin = policy.margin(torch.from_numpy(obs[rows]), None if held is None else torch.from_numpy(held)).numpy()
+        clear = margin >= TOLERANCE
+        off = np.abs(given.astype(np.float64) - wanted).reshape(len(given), -1)
+        if spaces.action_kind == "box":
+            off = off / np.maximum(spaces.scale, 1)
+            largest = max(largest, float(off[clear].max(initial=0)))
+        if held is not None:
+            off = np.concatenate([off, 0.1 * np.abs(next_carry - acting.carry)], -1)
+        wrong = int((~(off <= TOLERANCE)).any(-1)[clear].sum())
+        if wrong:
+            raise ExportFailure(
+                f"the exported policy acts otherwise than the agent on {wrong} of {len(given)} observations "
+                f"(by up to {np.nanmax(off[clear]):.3g}); nothing was written"
+            )
+        ties += int((~clear).sum())
+    return ties, largest
+
+
+def _observations(
+    agent: Learner, spaces: Spaces, factory: EnvFactory, seed: int
+) -> tuple[np.ndarray, np.ndarray | None, gym.Space]:
+    """Observations as the environment gives them: of an episode, and drawn from their space or, where it is wide, from around
+    what the agent has seen; the carries to go with them; and the space."""
+    seen: list[np.ndarray] = []
+    found: list[gym.Env] = []
+
+    def watch(episode: int, env: gym.Env, obs: Any) -> None:
+        found[:] = [env]
+        seen.append(np.array(obs, spaces.obs_dtype))
+
+    evaluate(agent, factory, episodes=1, seed=seed, most_steps=REAL - 1, watch=watch)
+    real, space = np.stack(seen), found[0].observation_space
+    assert isinstance(space, gym.spaces.Box)
+    rng, shape = Rng(seed, "export").generator, (CHECKED - len(real), *real.shape[1:])
+    if spaces.image:
+        drawn = rng.integers(256, size=shape, dtype=np.uint8)
+    else:
+        mean, deviation = real.mean(0), real.std(0)
+        if agent.normalizer is not None:
+            mean, deviation = (x.cpu().numpy() for x in (agent.normalizer.mean, 1 / agent.normalizer.inverse_std))
+        narrow = (np.abs(space.low) < WIDE) & (np.abs(space.high) < WIDE)
+        within = rng.uniform(np.where(narrow, space.low, 0), np.where(narrow, space.high, 0), shape)
+        drawn = np.where(narrow, within, rng.normal(mean, 2 * deviation + 1e-3, shape)).astype(spaces.obs_dtype)
+    carry = agent.initial_carry(1)
+    if carry is None:
+        return np.concatenate([real, drawn]), None, space
+    carries = [carry]
+    for row in real[:-1]:
+        carries.append(agent.act(spaces.encode(row)[None], carry=carries[-1], deterministic=True).carry)
+    lived = np.concatenate(carries)
+    return (
+        np.concatenate([real, drawn]),
+        np.concatenate([lived, lived[rng.integers(len(lived), size=len(drawn))]]),
+        space,
+    )
+
+
+def _facts(config: TrainConfig, space: gym.Space, factory: EnvFactory, carry: int | None, step: int) -> dict[str, Any]:
+    env = factory.make(training=False)
+    env.close()
+    facts = {"algo": config.algo, "env_id": config.env_id, "env_kwargs": config.env_kwargs, "step": step}
+    where = provenance()
+    facts |= {"observation_space": str(space), "action_space": str(env.action_space), "carry": carry}
+    return {**facts, "git": where["git"], "versions": where["versions"]}
+
+
+def _traced(policy: Policy, obs: np.ndarray, carry: np.ndarray | None) -> torch.export.ExportedProgram:
+    """The policy as a graph, for batches of any size (the check takes another than is traced)."""
+    given = tuple(torch.from_numpy(column[:3]) for column in (obs, carry) if column is not None)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(policy, given, dynamic_shapes=tuple({0: batch} for _ in given))
+    for node in program.graph.nodes:  # where on this machine it was written is nobody's business
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+def _write_torch(program: torch.export.ExportedProgram, path: Path, facts: dict[str, Any]) -> None:
+    torch.export.save(program, path, extra_files={NOTES: json.dumps(facts)})
+
+
+def _run_torch(path: Path) -> Run:
+    module = torch.export.load(path).module()
+
+    def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        if carry is None:
+            return module(torch.from_numpy(obs)).numpy(), None
+        actions, held = module(torch.from_numpy(obs), torch.from_numpy(carry))
+        return actions.numpy(), held.numpy()
+
+    return run
+
+
+def _write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[str, Any]) -> None:
+    names = (["obs"], ["action"]) if facts["carry"] is None else (["obs", "carry"], ["action", "next_carry"])
+    with _quietly():
+        made = torch.onnx.export(program, dynamo=True, input_names=names[0], output_names=names[1], verbose=False)
+    assert made is not None
+    for node in made.model.graph:
+        node.metadata_props.clear()
+    made.model.metadata_props.update({name: json.dumps(fact) for name, fact in facts.items()})
+    made.save(str(path), external_data=False)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says about packages that are not there and its own future."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _run_onnx(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        if carry is None:
+            return session.run(None, {"obs": obs})[0], None
+        actions, held = session.run(None, {"obs": obs, "carry": carry})
+        return actions, held
+
+    return run
+
+
+def _program(path: Path, format: str, facts: dict[str, Any], obs: np.ndarray) -> str:
+    """A whole program, as short as it can be, that loads the file and asks it for an action."""
+    carry, shape, kind = facts["carry"], (1, *obs.shape[1:]), obs.dtype.name
+    as_given = f"# a batch of observations of {facts['env_id']}"
+    if facts["env_kwargs"].get("wrappers"):
+        as_given += ", as its wrappers give them"
+    fresh = "  # nothing yet: at the start of every episode"
+    if format == "torch":
+        lines = ["import torch", "", f"policy = torch.export.load({json.dumps(str(path))}).module()"]
+        lines += [f"obs = torch.zeros({shape}, dtype=torch.{kind})  {as_given}"]
+        lines += [f"carry = torch.zeros(1, {carry}){fresh}"] if carry else []
+        lines += ["action, carry = policy(obs, carry)" if carry else "action = policy(obs)"]
+    else:
+        lines = ["import numpy as np", "import onnxruntime", ""]
+        lines += [f"policy = onnxruntime.InferenceSession({json.dumps(str(path))})"]
+        lines += [f"obs = np.zeros({shape}, np.{kind})  {as_given}"]
+        lines += [f"carry = np.zeros((1, {carry}), np.float32){fresh}"] if carry else []
+        call = 'policy.run(None, {"obs": obs, "carry": carry})' if carry else 'policy.run(None, {"obs": obs})'
+        lines += [f"action, carry = {call}" if carry else f"(action,) = {call}"]
+    return "\n".join([*lines, f"print(action[0])  # an action of {facts['action_space']}"])
