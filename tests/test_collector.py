@@ -306,3 +306,10 @@ def test_two_samples_do_not_share_memory_unless_asked():
 def test_an_empty_buffer_says_so():
     with pytest.raises(ValueError, match="empty"):
         ReplayBuffer(5, (1,)).sample(1)
+
+
+def test_actions_of_double_precision_stay_within_their_bounds():
+    box = gym.spaces.Box(-0.1, 0.1, (1,), np.float64)  # 0.1 in single precision is more than 0.1
+    spaces = Spaces.of(Counter(actions=box))
+    for action in (-1.0, 1.0):
+        assert box.contains(spaces.to_env(np.array([[action]], np.float32))[0])

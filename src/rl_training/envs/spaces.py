@@ -64,7 +64,7 @@ class Spaces:
             center, scale = (top + bottom) / 2, (top - bottom) / 2
             return cls(
                 **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
-                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, low=low.astype(np.float32), high=high.astype(np.float32),
+                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, low=low.astype(act.dtype), high=high.astype(act.dtype),
             )  # fmt: skip
         raise ValueError(f"actions must be Discrete, Box, MultiDiscrete or MultiBinary, got {act}")
 
