@@ -210,6 +210,20 @@ def test_pictures_of_any_size_come_back_as_they_are_learned(side):
     assert encoder.sides == ((80, 80) if side == 84 else (side, side))
 
 
+def test_pictures_in_blocks_are_those_of_the_transposed_convolution_and_so_are_their_gradients():
+    torch.manual_seed(0)
+    decoder, features, target = PixelDecoder(20, (3, 32, 48), SMALL), torch.randn(2, 3, 20), torch.rand(2, 3, 3, 32, 48)
+    x = decoder.first(features.flatten(0, 1)).view(-1, decoder.width, *decoder.sides)
+    pictures = decoder.last(decoder.stages(x)).sigmoid().view(target.shape)
+    torch.testing.assert_close(decoder(features), pictures)
+    plain, quick = (pictures - target).square().sum((-3, -2, -1)), decoder.loss(features, target)
+    torch.testing.assert_close(quick, plain)
+    weights, parameters = torch.randn(2, 3), list(decoder.parameters())
+    wanted = torch.autograd.grad((plain * weights).sum(), parameters)
+    for got, grad in zip(torch.autograd.grad((quick * weights).sum(), parameters), wanted):
+        torch.testing.assert_close(got, grad, rtol=1e-4, atol=1e-4)
+
+
 def test_a_batch_can_be_learned_by_heart():
     wide = Size(deter=128, hidden=64, latents=8, classes=8, units=64, depth=2, blocks=1)
     learner, batch = agent(size=wide, world_model_learning_rate=3e-3), sequences(length=8, n=4)

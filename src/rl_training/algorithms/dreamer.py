@@ -139,7 +139,7 @@ class Dreamer(Learner):
         deter, stoch, last = held.split(self._sizes, -1)
         deter = rssm.recur(State(deter, stoch), rssm.embed(last))
         tokens = model.encoder(model.encoder.target(torch.from_numpy(obs).to(self._device)))
-        logp = rssm.posterior(deter, tokens)
+        logp = rssm.posterior(deter, rssm.of_tokens(tokens))
         noise = None
         if not deterministic:
             noise = torch.from_numpy(stream(rng).gumbel(size=tuple(logp.shape)).astype(np.float32)).to(self._device)
@@ -205,7 +205,7 @@ class Dreamer(Learner):
         states, posterior, target = self._observed(batch)
         features = model.features(states)
         dynamics, representation = balanced_divergence(posterior, model.rssm.prior(states.deter))
-        reconstruction = model.decoder.loss(model.decoder(features), target)
+        reconstruction = model.decoder.loss(features, target)
         reward = model.bins.loss(model.reward(features), batch["rewards"])
         lasting = (1 - batch["dones"]) * self._gamma
         goes_on = F.binary_cross_entropy_with_logits(model.goes_on(features).squeeze(-1), lasting, reduction="none")
