@@ -162,12 +162,10 @@ class Dreamer(Learner):
         world, states, metrics = self._world_loss(batch)
         imagined = self._imagine(states)
         replayed, replayed_alone = self._replay_value_losses(batch, states, imagined)
+        # first, for it takes most of the memory; what actor and critic learn from is imagined already
+        descend((self.world_optimizer, world + REPLAY_VALUE * replayed))
         actor, critic, more = self._behaviour_losses(imagined)
-        descend(
-            (self.world_optimizer, world + REPLAY_VALUE * replayed),
-            (self.actor_optimizer, actor),
-            (self.critic_optimizer, critic + REPLAY_VALUE * replayed_alone),
-        )
+        descend((self.actor_optimizer, actor), (self.critic_optimizer, critic + REPLAY_VALUE * replayed_alone))
         self._follow()
         return UpdateResult(_metrics({**metrics, **more, "dreamer_replay_value_loss": replayed}), 1)
 
@@ -206,11 +204,11 @@ class Dreamer(Learner):
         features = model.features(states)
         dynamics, representation = balanced_divergence(posterior, model.rssm.prior(states.deter))
         reconstruction = model.decoder.loss(features, target)
-        reward = model.bins.loss(model.reward(features), batch["rewards"])
+        reward = model.bins.loss(model.reward(features).log_softmax(-1), batch["rewards"])
         lasting = (1 - batch["dones"]) * self._gamma
         goes_on = F.binary_cross_entropy_with_logits(model.goes_on(features).squeeze(-1), lasting, reduction="none")
         parts = {
-            "dreamer_reconstruction_loss": reconstruction.mean(),
+            "dreamer_reconstruction_loss": reconstruction,
             "dreamer_reward_loss": reward.mean(),
             "dreamer_continue_loss": goes_on.mean(),
             "dreamer_dynamics_loss": dynamics.mean(),
@@ -278,10 +276,10 @@ class Dreamer(Learner):
 
     def _value_loss(self, features: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
         """Cross-entropy to the returns, and to what the slow critic says."""
-        logits = self.critic(features)
+        logp, bins = self.critic(features).log_softmax(-1), self.critic.bins
         with torch.no_grad():
             slow = self.slow_critic.values(features)
-        return self.critic.bins.loss(logits, returns) + SLOW_VALUE * self.critic.bins.loss(logits, slow)
+        return bins.loss(logp, returns) + SLOW_VALUE * bins.loss(logp, slow)
 
     def _replay_value_losses(
         self, batch: Tensors, states: State, imagined: Tensors

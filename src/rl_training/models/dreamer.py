@@ -70,18 +70,18 @@ class TwoHot(nn.Module):
         low, high = p[..., :middle], p[..., middle + 1 :].flip(-1)
         return ((high - low) * -self.bins[:middle]).sum(-1)
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """(...) -> (..., bins): weights on the two neighbours, of which x is the mean."""
+    def neighbours(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(...) -> (..., 2): the two bins around x, and weights on them of which x is the mean."""
         x = x.clamp(self.bins[0], self.bins[-1])
         below = (torch.searchsorted(self.bins, x.contiguous(), right=True) - 1).clamp(0, len(self.bins) - 2)
         left, right = self.bins[below], self.bins[below + 1]
-        weight = ((x - left) / (right - left))[..., None]
-        hot = F.one_hot(below, len(self.bins)).to(x.dtype)
-        return hot * (1 - weight) + hot.roll(1, -1) * weight
+        weight = (x - left) / (right - left)
+        return torch.stack([below, below + 1], -1), torch.stack([1 - weight, weight], -1)
 
-    def loss(self, logits: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy (...) to the numbers x (...)."""
-        return -(self.encode(x) * logits.log_softmax(-1)).sum(-1)
+    def loss(self, logp: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy (...) of log-probabilities (..., bins) to the numbers x (...)."""
+        places, weights = self.neighbours(x)
+        return -(logp.gather(-1, places) * weights).sum(-1)
 
 
 class PictureNorm(nn.LayerNorm):
@@ -206,10 +206,10 @@ class RSSM(nn.Module):
         embedded, told = self.embed(actions * keep), self.of_tokens(tokens)
         deters, stochs, logps = [], [], []
         deter, stoch = state
-        for t in range(len(told)):
-            deter = self.recur(State(deter * keep[t], stoch * keep[t]), embedded[t])
-            logp = self.posterior(deter, told[t])
-            stoch = self.draw(logp, noise[t])
+        for kept, action, hint, chance in zip(*(x.unbind() for x in (keep, embedded, told, noise))):
+            deter = self.recur(State(deter * kept, stoch * kept), action)
+            logp = self.posterior(deter, hint)
+            stoch = self.draw(logp, chance)
             deters.append(deter)
             stochs.append(stoch)
             logps.append(logp)
@@ -247,8 +247,8 @@ class PixelEncoder(nn.Module):
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
         parts = target.flatten(0, -4).split(PICTURES)
-        tokens = [self.stages((x - 0.5).contiguous(memory_format=torch.channels_last)).flatten(1) for x in parts]
-        return torch.cat(tokens).view(*target.shape[:-3], self.width)
+        tokens = [self.stages(x.contiguous(memory_format=torch.channels_last) - 0.5) for x in parts]
+        return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
 
 
 class PixelDecoder(nn.Module):
@@ -281,8 +281,7 @@ class PixelDecoder(nn.Module):
     def blocks(self, features: torch.Tensor) -> torch.Tensor:
         """Logits of pictures (B, 4C, H / 2 + 1, W / 2 + 1), of features (B, F): a strided transposed convolution of 4 x 4 is one
         of 2 x 2 without strides into all four pixels of a block."""
-        x = self.first(features).view(-1, self.width, *self.sides)
-        x = self.stages(x.contiguous(memory_format=torch.channels_last))
+        x = self.stages(self.first(features).view(-1, *self.sides, self.width).permute(0, 3, 1, 2))
         weight = self.last.weight.unflatten(2, (2, 2)).unflatten(4, (2, 2)).flip(2, 4)
         weight = weight.permute(1, 3, 5, 0, 2, 4).flatten(0, 2)
         bias = None if self.last.bias is None else self.last.bias.repeat_interleave(4)
@@ -294,13 +293,35 @@ class PixelDecoder(nn.Module):
         return x.view(*features.shape[:-1], *x.shape[1:])
 
     def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Squared error (...), summed over pixels, of features (..., F) and pictures (..., C, H, W)."""
-        parts = zip(features.flatten(0, -2).split(PICTURES), target.flatten(0, -4).split(PICTURES))
-        return torch.cat([self._error(*part) for part in parts]).view(features.shape[:-1])
+        """Squared error, summed over pixels and averaged over pictures (..., C, H, W), of features (..., F)."""
+        return AtOnce.apply(self._error, features.flatten(0, -2), target.flatten(0, -4), *self.parameters())
 
     def _error(self, features: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
         logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
         return SquaredError.apply(logits, pictures.flatten(1).index_select(1, self.places), self.inside)
+
+
+class AtOnce(torch.autograd.Function):
+    """The mean of ``loss(rows, targets)``, a portion of the rows at a time, each with its way back at once: what it needs for that
+    is still in the cache then, and none of it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any, rows: torch.Tensor, targets: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
+        mean, sums, parts = rows.new_zeros(()), [torch.zeros_like(x) for x in shared], []
+        for x, target in zip(rows.detach().split(PICTURES), targets.split(PICTURES)):
+            with torch.enable_grad():
+                part = loss(x.requires_grad_(), target).sum() / len(rows)
+            grad, *others = torch.autograd.grad(part, (x, *shared))
+            mean += part.detach()
+            parts.append(grad)
+            torch._foreach_add_(sums, others)
+        ctx.save_for_backward(torch.cat(parts), *sums)
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, *shared = ctx.saved_tensors
+        return None, grad * rows, None, *(grad * x for x in shared)
 
 
 class SquaredError(torch.autograd.Function):
@@ -343,7 +364,7 @@ class VectorDecoder(nn.Module):
         return self.net(features)
 
     def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (self(features) - target).square().sum(-1)
+        return (self(features) - target).square().sum(-1).mean()
 
 
 class WorldModel(nn.Module):
