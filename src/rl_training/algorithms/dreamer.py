@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.metrics import Metrics
+from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
 from rl_training.models.dreamer import Actor, Critic, GreedyDreamer, Size, State, WorldModel, divergence
 from rl_training.models.heads import Categorical, SquashedGaussian
@@ -94,8 +95,10 @@ class Dreamer(Learner):
         slow_rate: float = 0.02,
         optimizer: Literal["adam", "laprop"] = "adam",
         max_grad_norm: float | None = 100.0,
+        normalizer: ObservationNormalizer | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        self.normalizer = normalizer
         self._choices = num_actions
         self._actions = num_actions if num_actions is not None else action_dim
         assert self._actions is not None, "give num_actions or action_dim"
@@ -167,12 +170,10 @@ class Dreamer(Learner):
         world, states, metrics = self._world_loss(batch)
         imagined = self._imagine(states)
         replayed, replayed_alone = self._replay_value_losses(batch, states, imagined)
+        # first, for it takes most of the memory; what actor and critic learn from is imagined already
+        descend((self.world_optimizer, world + REPLAY_VALUE * replayed))
         actor, critic, more = self._behaviour_losses(imagined)
-        descend(
-            (self.world_optimizer, world + REPLAY_VALUE * replayed),
-            (self.actor_optimizer, actor),
-            (self.critic_optimizer, critic + REPLAY_VALUE * replayed_alone),
-        )
+        descend((self.actor_optimizer, actor), (self.critic_optimizer, critic + REPLAY_VALUE * replayed_alone))
         self._follow()
         return UpdateResult(_metrics({**metrics, **more, "dreamer_replay_value_loss": replayed}), 1)
 
@@ -194,11 +195,15 @@ class Dreamer(Learner):
     def _follow(self) -> None:
         self._slow.flat.lerp_(self.critic_optimizer.flat, self._slow_rate)
 
+    def target(self, obs: torch.Tensor) -> torch.Tensor:
+        """Observations as the world model learns them."""
+        return self.world_model.encoder.target(obs if self.normalizer is None else self.normalizer(obs))
+
     def _observed(self, batch: Tensors) -> tuple[State, torch.Tensor, torch.Tensor]:
         """States, posteriors, and what was to be reconstructed."""
         model, actions = self.world_model, self.as_inputs(batch["actions"])
         before = torch.cat([torch.zeros_like(actions[:1]), actions[:-1]])
-        target = model.encoder.target(batch["obs"])
+        target = self.target(batch["obs"])
         length, n = actions.shape[:2]
         noise = model.rssm.noise(length, n)
         starts = batch["episode_starts"]
@@ -210,12 +215,12 @@ class Dreamer(Learner):
         states, posterior, target = self._observed(batch)
         features = model.features(states)
         dynamics, representation = balanced_divergence(posterior, model.rssm.prior(states.deter))
-        reconstruction = model.decoder.loss(model.decoder(features), target)
-        reward = model.bins.loss(model.reward(features), batch["rewards"])
+        reconstruction = model.decoder.loss(features, target)
+        reward = model.bins.loss(model.reward(features).log_softmax(-1), batch["rewards"])
         lasting = (1 - batch["dones"]) * self._gamma
         goes_on = F.binary_cross_entropy_with_logits(model.goes_on(features).squeeze(-1), lasting, reduction="none")
         parts = {
-            "dreamer_reconstruction_loss": reconstruction.mean(),
+            "dreamer_reconstruction_loss": reconstruction,
             "dreamer_reward_loss": reward.mean(),
             "dreamer_continue_loss": goes_on.mean(),
             "dreamer_dynamics_loss": dynamics.mean(),
@@ -283,10 +288,10 @@ class Dreamer(Learner):
 
     def _value_loss(self, features: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
         """Cross-entropy to the returns, and to what the slow critic says."""
-        logits = self.critic(features)
+        logp, bins = self.critic(features).log_softmax(-1), self.critic.bins
         with torch.no_grad():
             slow = self.slow_critic.values(features)
-        return self.critic.bins.loss(logits, returns) + SLOW_VALUE * self.critic.bins.loss(logits, slow)
+        return bins.loss(logp, returns) + SLOW_VALUE * bins.loss(logp, slow)
 
     def _replay_value_losses(
         self, batch: Tensors, states: State, imagined: Tensors

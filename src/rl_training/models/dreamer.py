@@ -15,12 +15,15 @@ from rl_training.models.mlp import Linear
 EPS = 1e-3  # of every norm
 UNIMIX = 0.01  # share of the uniform distribution in every categorical
 STRIDES = 16  # by which the convolutions shrink a picture
-STAGES = (2, 3, 4, 4)  # channels of the stages, in units of the depth
+PICTURES = (
+    128  # that go through the convolutions at a time: what they leave behind for the next layer is still in the cache
+)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the networks are. ``latents`` categoricals of ``classes`` each; the recurrent state is in ``blocks``."""
+    """How large the networks are. ``latents`` categoricals of ``classes`` each; the recurrent state is in ``blocks``; the stages of
+    the convolutions have ``depth`` times ``stages`` channels."""
 
     deter: int
     hidden: int
@@ -30,14 +33,16 @@ class Size:
     depth: int
     blocks: int = 8
     embed: int | None = None  # width of an embedded action; None: hidden
+    stages: tuple[int, ...] = (1, 2, 4, 8)
 
 
+LATER = (2, 3, 4, 4)  # stages in the later versions of the paper
 SIZES = {
     "nano": Size(deter=32, hidden=16, latents=4, classes=4, units=16, depth=2, blocks=1),
     "tiny": Size(deter=256, hidden=128, latents=16, classes=16, units=128, depth=8, blocks=1),
     "small": Size(deter=512, hidden=256, latents=32, classes=16, units=256, depth=16, blocks=1),
-    "1m": Size(deter=512, hidden=64, latents=32, classes=4, units=64, depth=4),
-    "12m": Size(deter=2048, hidden=256, latents=32, classes=16, units=256, depth=16),
+    "1m": Size(deter=512, hidden=64, latents=32, classes=4, units=64, depth=4, stages=LATER),
+    "12m": Size(deter=2048, hidden=256, latents=32, classes=16, units=256, depth=16, stages=LATER),
 }
 
 
@@ -65,18 +70,18 @@ class TwoHot(nn.Module):
         low, high = p[..., :middle], p[..., middle + 1 :].flip(-1)
         return ((high - low) * -self.bins[:middle]).sum(-1)
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """(...) -> (..., bins): weights on the two neighbours, of which x is the mean."""
+    def neighbours(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(...) -> (..., 2): the two bins around x, and weights on them of which x is the mean."""
         x = x.clamp(self.bins[0], self.bins[-1])
         below = (torch.searchsorted(self.bins, x.contiguous(), right=True) - 1).clamp(0, len(self.bins) - 2)
         left, right = self.bins[below], self.bins[below + 1]
-        weight = ((x - left) / (right - left))[..., None]
-        hot = F.one_hot(below, len(self.bins)).to(x.dtype)
-        return hot * (1 - weight) + hot.roll(1, -1) * weight
+        weight = (x - left) / (right - left)
+        return torch.stack([below, below + 1], -1), torch.stack([1 - weight, weight], -1)
 
-    def loss(self, logits: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy (...) to the numbers x (...)."""
-        return -(self.encode(x) * logits.log_softmax(-1)).sum(-1)
+    def loss(self, logp: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy (...) of log-probabilities (..., bins) to the numbers x (...)."""
+        places, weights = self.neighbours(x)
+        return -(logp.gather(-1, places) * weights).sum(-1)
 
 
 class PictureNorm(nn.LayerNorm):
@@ -88,7 +93,7 @@ class PictureNorm(nn.LayerNorm):
 
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(Linear(inputs, outputs), nn.LayerNorm(outputs, EPS), nn.SiLU())
+    return nn.Sequential(nn.Linear(inputs, outputs, bias=False), nn.LayerNorm(outputs, EPS), nn.SiLU())
 
 
 def head(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
@@ -137,7 +142,14 @@ class RSSM(nn.Module):
         self.inner_norm = nn.LayerNorm(size.deter, EPS)
         self.gates = BlockLinear(size.blocks, width, 3 * width)
         self.prior_net = head(size.deter, size.hidden, 2, self.flat)
-        self.posterior_net = head(size.deter + tokens, size.hidden, 1, self.flat)
+        # the first layer of the posterior is in two: what an observation tells is known before the recurrence
+        self.of_known, self.of_tokens = (nn.Linear(width, size.hidden, bias=False) for width in (size.deter, tokens))
+        self.posterior_net = nn.Sequential(
+            nn.LayerNorm(size.hidden, EPS), nn.SiLU(), head(size.hidden, size.hidden, 0, self.flat)
+        )
+        bound = 1 / math.sqrt(size.deter + tokens)
+        for share in (self.of_known, self.of_tokens):
+            nn.init.uniform_(share.weight, -bound, bound)
 
     def initial(self, n: int) -> State:
         some = self.inner.weight
@@ -167,8 +179,9 @@ class RSSM(nn.Module):
     def prior(self, deter: torch.Tensor) -> torch.Tensor:
         return self.logprobs(self.prior_net(deter))
 
-    def posterior(self, deter: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        return self.logprobs(self.posterior_net(torch.cat([deter, tokens], -1)))
+    def posterior(self, deter: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+        """From a state and what an observation tells of it, ``of_tokens``."""
+        return self.logprobs(self.posterior_net(self.of_known(deter) + told))
 
     @staticmethod
     def draw(logp: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
@@ -190,13 +203,13 @@ class RSSM(nn.Module):
         """States (T, B, ...) and posteriors (T, B, latents, classes) of sequences: tokens (T, B, E), the actions (T, B, A) taken
         *before* each observation, and where episodes start, which forgets state and action."""
         keep = (1 - starts)[..., None]
-        embedded = self.embed(actions * keep)
+        embedded, told = self.embed(actions * keep), self.of_tokens(tokens)
         deters, stochs, logps = [], [], []
         deter, stoch = state
-        for t in range(len(tokens)):
-            deter = self.recur(State(deter * keep[t], stoch * keep[t]), embedded[t])
-            logp = self.posterior(deter, tokens[t])
-            stoch = self.draw(logp, noise[t])
+        for kept, action, hint, chance in zip(*(x.unbind() for x in (keep, embedded, told, noise))):
+            deter = self.recur(State(deter * kept, stoch * kept), action)
+            logp = self.posterior(deter, hint)
+            stoch = self.draw(logp, chance)
             deters.append(deter)
             stochs.append(stoch)
             logps.append(logp)
@@ -218,46 +231,113 @@ class PixelEncoder(nn.Module):
         super().__init__()
         channels, stages = shape[0], []
         self.sides = (padded(shape[1]), padded(shape[2]))
-        for multiple in STAGES:
+        for multiple in size.stages:
             width = multiple * size.depth
-            stages += [nn.Conv2d(channels, width, 4, 2, 1), PictureNorm(width, EPS)]
+            stages += [nn.Conv2d(channels, width, 4, 2, 1, bias=False), PictureNorm(width, EPS)]
             channels = width
         self.stages = nn.Sequential(*stages)
         self.width = channels * (self.sides[0] // STRIDES) * (self.sides[1] // STRIDES)
 
     def target(self, obs: torch.Tensor) -> torch.Tensor:
         """Pixels (..., C, H, W) as floats in [0, 1], of the size that is learned."""
-        x = obs.float() / 255
+        x = obs.float().div_(255)
         if x.shape[-2:] == self.sides:
             return x
         return F.interpolate(x.flatten(0, -4), self.sides, mode="area").view(*x.shape[:-2], *self.sides)
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
-        x = (target - 0.5).flatten(0, -4).contiguous(memory_format=torch.channels_last)
-        return self.stages(x).flatten(1).view(*target.shape[:-3], self.width)
+        parts = target.flatten(0, -4).split(PICTURES)
+        tokens = [self.stages(x.contiguous(memory_format=torch.channels_last) - 0.5) for x in parts]
+        return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
 
 
 class PixelDecoder(nn.Module):
+    """The last convolution makes pictures in blocks of 2 x 2 pixels, and there they are compared: strided, into three channels, it
+    would take longer than all others, and to put the blocks together as long again."""
+
+    places: torch.Tensor
+    inside: torch.Tensor
+
     def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
-        self.sides = (padded(shape[1]) // STRIDES, padded(shape[2]) // STRIDES)
-        self.width = STAGES[-1] * size.depth
+        sides = (padded(shape[1]), padded(shape[2]))
+        self.sides = (sides[0] // STRIDES, sides[1] // STRIDES)
+        self.width = size.stages[-1] * size.depth
         self.first = layer(features, self.width * self.sides[0] * self.sides[1])
         stages: list[nn.Module] = []
         channels = self.width
-        for multiple in STAGES[-2::-1]:
+        for multiple in size.stages[-2::-1]:
             width = multiple * size.depth
-            stages += [nn.ConvTranspose2d(channels, width, 4, 2, 1), PictureNorm(width, EPS)]
+            stages += [nn.ConvTranspose2d(channels, width, 4, 2, 1, bias=False), PictureNorm(width, EPS)]
             channels = width
-        self.stages = nn.Sequential(*stages, nn.ConvTranspose2d(channels, shape[0], 4, 2, 1))
+        self.stages = nn.Sequential(*stages)
+        self.last = nn.ConvTranspose2d(channels, shape[0], 4, 2, 1)
+        # of every number in the blocks, its place in a picture; there is a rim around it
+        numbered = torch.arange(1.0, shape[0] * sides[0] * sides[1] + 1).view(1, shape[0], *sides)
+        places = F.pixel_unshuffle(F.pad(numbered, (1, 1, 1, 1)), 2).permute(0, 2, 3, 1).flatten()
+        self.register_buffer("places", (places - 1).clamp(min=0).long(), persistent=False)
+        self.register_buffer("inside", (places > 0).float(), persistent=False)
+
+    def blocks(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits of pictures (B, 4C, H / 2 + 1, W / 2 + 1), of features (B, F): a strided transposed convolution of 4 x 4 is one
+        of 2 x 2 without strides into all four pixels of a block."""
+        x = self.stages(self.first(features).view(-1, *self.sides, self.width).permute(0, 3, 1, 2))
+        weight = self.last.weight.unflatten(2, (2, 2)).unflatten(4, (2, 2)).flip(2, 4)
+        weight = weight.permute(1, 3, 5, 0, 2, 4).flatten(0, 2)
+        bias = None if self.last.bias is None else self.last.bias.repeat_interleave(4)
+        return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last), bias, padding=1)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        x = self.first(features.flatten(0, -2)).view(-1, self.width, *self.sides)
-        x = self.stages(x.contiguous(memory_format=torch.channels_last)).sigmoid()
+        parts = [F.pixel_shuffle(self.blocks(x), 2) for x in features.flatten(0, -2).split(PICTURES)]
+        x = torch.cat(parts)[:, :, 1:-1, 1:-1].sigmoid()
         return x.view(*features.shape[:-1], *x.shape[1:])
 
-    def loss(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (prediction - target).square().sum((-3, -2, -1))
+    def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Squared error, summed over pixels and averaged over pictures (..., C, H, W), of features (..., F)."""
+        return AtOnce.apply(self._error, features.flatten(0, -2), target.flatten(0, -4), *self.parameters())
+
+    def _error(self, features: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+        logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
+        return SquaredError.apply(logits, pictures.flatten(1).index_select(1, self.places), self.inside)
+
+
+class AtOnce(torch.autograd.Function):
+    """The mean of ``loss(rows, targets)``, a portion of the rows at a time, each with its way back at once: what it needs for that
+    is still in the cache then, and none of it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Any, rows: torch.Tensor, targets: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
+        mean, sums, parts = rows.new_zeros(()), [torch.zeros_like(x) for x in shared], []
+        for x, target in zip(rows.detach().split(PICTURES), targets.split(PICTURES)):
+            with torch.enable_grad():
+                part = loss(x.requires_grad_(), target).sum() / len(rows)
+            grad, *others = torch.autograd.grad(part, (x, *shared))
+            mean += part.detach()
+            parts.append(grad)
+            torch._foreach_add_(sums, others)
+        ctx.save_for_backward(torch.cat(parts), *sums)
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, *shared = ctx.saved_tensors
+        return None, grad * rows, None, *(grad * x for x in shared)
+
+
+class SquaredError(torch.autograd.Function):
+    """Of the sigmoid of logits (B, N), weighted (N,) and summed to (B,): as autograd would have it, in half the passes."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        prediction = logits.sigmoid()
+        error = (prediction - target).mul_(weights)
+        ctx.save_for_backward(prediction, error)
+        return torch.linalg.vecdot(error, error)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        prediction, error = ctx.saved_tensors
+        return torch.ops.aten.sigmoid_backward(error * (2 * grad[:, None]), prediction), None, None
 
 
 class VectorEncoder(nn.Module):
@@ -283,8 +363,8 @@ class VectorDecoder(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.net(features)
 
-    def loss(self, prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (prediction - target).square().sum(-1)
+    def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (self(features) - target).square().sum(-1).mean()
 
 
 class WorldModel(nn.Module):
@@ -308,7 +388,7 @@ class WorldModel(nn.Module):
     def believe(self, state: State, action: torch.Tensor, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The deterministic state after an action (B, A), and the posterior (B, latents, classes) that the observation tells."""
         deter = self.rssm.recur(state, self.rssm.embed(action))
-        return deter, self.rssm.posterior(deter, self.encoder(self.encoder.target(obs)))
+        return deter, self.rssm.posterior(deter, self.rssm.of_tokens(self.encoder(self.encoder.target(obs))))
 
 
 class Critic(nn.Module):

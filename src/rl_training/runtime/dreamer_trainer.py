@@ -38,6 +38,7 @@ class DreamerOptions(ReplayOptions):
     critic_learning_rate: float = opt(1e-4, "step size, for the critic", gt=0)
     optimizer: Literal["adam", "laprop"] = opt("adam", "adam, or laprop with adaptive clipping (the paper's)")
     max_grad_norm: float | None = opt(100.0, "gradients are scaled down to this norm, with adam", gt=0)
+    normalize_observations: bool = opt(False, "vectors: scale them by their running mean and deviation")
     gamma: float = opt(0.997, "discount", ge=0, lt=1)
     gae_lambda: float = opt(0.95, "how far imagined returns look ahead", ge=0, le=1)
     entropy_coef: float = opt(3e-4, "weight of the actor's entropy", ge=0)
@@ -114,6 +115,7 @@ def build(cfg: DreamerOptions, plan: Blueprint) -> Dreamer:
         imagination_batch_size=cfg.imagination_batch_size,
         optimizer=cfg.optimizer,
         max_grad_norm=cfg.max_grad_norm,
+        normalizer=plan.normalizer(cfg.normalize_observations),
         device=plan.device,
     )
 

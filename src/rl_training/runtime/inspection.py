@@ -70,7 +70,7 @@ def dream_episode(config: TrainConfig, agent: Dreamer, *, steps: int = 50, seed:
                 break
     finally:
         collector.close()
-    target = model.encoder.target(torch.stack(observations))
+    target = agent.target(torch.stack(observations))
     taken = torch.stack(actions)
     before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
     torch.manual_seed(seed)
