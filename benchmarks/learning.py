@@ -32,6 +32,9 @@ UNSEEN = {
     "cql/hopper_medium_replay": [11, 12, 13],  # looked at on 1; with the actor at 1e-4, 4,000 updates came to 43 there
     "gail/hopper": [21, 22, 23],  # looked at on 11
     "mbpo/pendulum": [21, 22, 23],  # ten updates a step had -377, -163 and -160 on 11 to 13
+    "dreamer/cartpole_hidden": [11, 12, 13],  # looked at on 1
+    "dreamer/catch": [11, 12, 13],  # looked at on 1
+    "dreamer/boxing_atari": [1],  # one whole run: an hour
     "iqn/cartpole": [21, 22, 23],  # eight fractions had been rejected on 11 and 12 (500 and 463)
 }
 EPISODES = 20  # of the last checkpoint, never the best
@@ -61,6 +64,10 @@ CHECKS = {  # preset: the mean over seeds that a correct build reaches
     "ppg/lunarlander": 220.0,
     "gail/mountaincar": -130.0,
     "gail/hopper": 2116.0,  # seven tenths of its expert's 3023
+    # a world model
+    "dreamer/cartpole_hidden": 400.0,
+    "dreamer/catch": 0.9,
+    "dreamer/boxing_atari": 5.0,
 }
 AT_MOST = {"gail/cartpole": 100.0}  # an imitator of a random policy has not learned to balance
 TRAINING_EPISODES = {
