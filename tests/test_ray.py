@@ -57,6 +57,7 @@ def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster
     collector.close()
 
 
+@pytest.mark.timeout(600)  # on a busy machine Ray takes minutes to notice the loss
 def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, at_the_cluster, tmp_path, capsys):
     steps = {"total_timesteps": 12_000, "checkpoint_interval": 500, "log_interval": 500, "eval_interval": 0}
     (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo", num_envs=2, **steps).plain()))

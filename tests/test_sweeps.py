@@ -12,6 +12,7 @@ import pytest
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import ConfigError
+from rl_training.experiment.files import held
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
 from rl_training.sweeps.plan import combinations, label_of, last_lines, make_job, parse_seeds, parse_values, standing
 from toys import same_end
@@ -120,12 +121,22 @@ def test_a_sweep_of_other_runs_under_the_same_name_is_refused(config_file, tmp_p
         (["--set", "algo_kwargs.gama=0.9"], "did you mean 'gamma'?"),
         (["--set", "algo_kwargs.gamma=0.9,2"], "less than or equal to 1"),
         (["--jobs", "0"], "at least 1"),
+        (["--seed", "3", "--seeds", "0-4"], "give --seed or --seeds, not both"),
+        (["--set", "seed=1,2"], "--set seed: use --seeds"),
         (["--address", "here:1"], "--address goes with --backend ray"),
     ],
 )
 def test_mistakes_show_before_anything_starts(config_file, tmp_path, capsys, words, complaint):
     assert main(["sweep", "--config", config_file(), "--name", "s", *words]) == 2
     assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.glob("s/ppo__*"))
+
+
+def test_a_folder_that_another_sweep_is_at_work_in_is_left_alone(config_file, tmp_path, capsys):
+    (tmp_path / "s").mkdir()
+    with held(tmp_path / "s"):
+        assert main(["sweep", "--config", config_file(), "--name", "s"]) == 1
+    assert "s is in use by another process" in capsys.readouterr().err
     assert not list(tmp_path.glob("s/ppo__*"))
 
 

@@ -78,6 +78,20 @@ def test_evaluations_are_read_as_they_come_and_a_torn_line_waits(tmp_path):
     assert seen.read() == {5: 3.0, 9: 4.0} and seen.last == 4.0
 
 
+@pytest.mark.parametrize("again", [1, 40])
+def test_evaluations_of_a_run_that_went_back_to_a_checkpoint_are_read_on(tmp_path, again):
+    """Its file is cut and grows again, in lines of other lengths: times differ."""
+    path = tmp_path / "metrics.jsonl"
+    said = [f'{{"step": {step}, "eval_return_mean": {step}.0, "time": %s}}\n' for step in range(50)]
+    path.write_text("".join(line % "1.5" for line in said[:40]))
+    seen = Evaluations(path)
+    assert len(seen.read()) == 40
+    path.write_text("".join(line % "1.25" for line in said[:again]))
+    seen.read()
+    path.write_text("".join(line % "1.25" for line in said))
+    assert seen.read() == {step: float(step) for step in range(50)}
+
+
 @pytest.fixture
 def study(tiny, tmp_path):
     """A study of gamma whose runs are written by hand: (feed, a function that plays a run)."""

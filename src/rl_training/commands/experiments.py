@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +55,12 @@ def _backend(args: argparse.Namespace) -> Backend:
 
 
 def _sweep(args: argparse.Namespace) -> int:
+    from rl_training.experiment.files import held
     from rl_training.sweeps.plan import combinations, label_of, make_job, open_sweep, parse_seeds, parse_values
     from rl_training.sweeps.sweep import Interrupted, run_jobs
 
     values = dict(parse_values(text) for text in args.set)
+    _flags_of_their_own(args, values)
     base = resolved(args, {name: some[0] for name, some in values.items()})
     seeds = parse_seeds(args.seeds) if args.seeds else [base.seed]
     folder = _folder(args, base, "sweep")
@@ -69,7 +71,8 @@ def _sweep(args: argparse.Namespace) -> int:
             jobs.append(make_job(config, folder, label_of(chosen, list(values))))
     open_sweep(folder, jobs)
     try:
-        standings = run_jobs(jobs, _backend(args))
+        with held(folder):
+            standings = run_jobs(jobs, _backend(args))
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
         return 130
@@ -77,6 +80,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
+    from rl_training.experiment.files import held
     from rl_training.experiment.yaml_config import parse_override
     from rl_training.sweeps.plan import parse_seeds
     from rl_training.sweeps.space import Range, read_space
@@ -85,7 +89,9 @@ def _tune(args: argparse.Namespace) -> int:
 
     if args.trials < 1:
         raise ValueError("--trials is at least 1")
-    fixed = {**dict(parse_override(text) for text in args.set), "threads": args.threads}
+    given = dict(parse_override(text) for text in args.set)
+    _flags_of_their_own(args, given)
+    fixed = {**given, "threads": args.threads}
     base = resolved(args, fixed)
     space = {name: part for name, part in read_space(args.space or base.algo).items() if name not in fixed}
     for end in (0, -1):  # both ends of everything must be options that the algorithm takes
@@ -98,9 +104,10 @@ def _tune(args: argparse.Namespace) -> int:
     def configure(options: dict[str, Any]) -> TrainConfig:
         return resolved(args, {**fixed, **options})
 
-    source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
     try:
-        feed(source, _backend(args), Table([], sys.stderr), {})
+        with held(folder):
+            source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
+            feed(source, _backend(args), Table([], sys.stderr), {})
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
         return 130
@@ -118,6 +125,15 @@ def _tune(args: argparse.Namespace) -> int:
         print(f"picture {folder / 'importance.png'}")
     print(f"train   rl-training train --config {folder / 'best.yaml'}")
     return 0
+
+
+def _flags_of_their_own(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """What is said twice is refused: one of the two would be ignored."""
+    for name, flag in (("seed", "--seeds"), ("threads", "--threads"), ("output_dir", "--output-dir")):
+        if name in given:
+            raise ValueError(f"--set {name}: use {flag}")
+    if args.seeds and args.seed is not None:
+        raise ValueError("give --seed or --seeds, not both")
 
 
 def _folder(args: argparse.Namespace, base: TrainConfig, kind: str) -> Path:

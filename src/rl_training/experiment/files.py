@@ -1,11 +1,32 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and folders that one process has at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
+
+
+class InUse(RuntimeError):
+    """Another process has the folder."""
+
+
+@contextlib.contextmanager
+def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """The folder for this process alone, after waiting so many seconds for another to let go."""
+    try:
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise InUse(f"{folder} is in use by another process") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_durably(path: Path, pieces: list[Any]) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.optim import Tensors, first_nonfinite
@@ -23,6 +22,7 @@ from rl_training.envs.spaces import Spaces
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import CheckpointState, fitting, save_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import held
 from rl_training.experiment.logging import Logger, Loggers, Progress, short
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
@@ -233,7 +233,7 @@ class Run(Stateful):
         )
         if self.engine.compile:
             agent.use_compiled()
-        with self._locked(context), self.engine.running(), self._signals():
+        with held(context.run_dir), self.engine.running(), self._signals():
             runs.drop_later_checkpoints(context, self.step)
             return self._driven(loop, context, resumed=checkpoint is not None)
 
@@ -406,18 +406,6 @@ class Run(Stateful):
     def _shown(self) -> TrainerState:
         self._state.global_step, self._state.update_count = self.step, self.update_count
         return self._state
-
-    @contextlib.contextmanager
-    def _locked(self, context: RunContext) -> Iterator[None]:
-        lock = FileLock(context.run_dir / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise TrainingFailure(f"{context.run_dir} is in use by another process") from None
-        try:
-            yield
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ class Ray:
         self._task = ray.remote(num_cpus=threads, max_retries=self.RETRIES, runtime_env=environment)(_run_remote)
 
     def start(self, job: Job) -> None:
-        self._running[job.name] = self._task.options(name=job.name).remote(job)
+        self._running[job.name] = self._task.options(name=job.name).remote(job, os.getcwd())
 
     def ended(self) -> list[tuple[str, str]]:
         if not self._running:
@@ -142,7 +142,12 @@ class Ray:
         self._ray.shutdown()
 
 
-def _run_remote(job: Job) -> str:
+def _run_remote(job: Job, where: str) -> str:
+    """Paths that a config gives without a beginning are meant from where the sweep was started."""
     from rl_training.sweeps.worker import run_job
 
+    try:
+        os.chdir(where)
+    except OSError:
+        return f"{where}, where the sweep was started, is not there on another node; give an absolute --output-dir that all share"
     return run_job(job)

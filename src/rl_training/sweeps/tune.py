@@ -63,13 +63,19 @@ class Evaluations:
         if not self._path.exists():
             return self.values
         with open(self._path, "rb") as file:
+            if file.seek(0, 2) < self._offset:  # a run that goes on from a checkpoint takes back what it said since
+                self._offset = 0
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
                 if b"eval_return_mean" in line:
-                    values = json.loads(line)
+                    try:
+                        values = json.loads(line)
+                    except ValueError:  # taken back and said again since the last look: not the beginning of a line
+                        self._offset = 0
+                        return self.read()
                     if values["eval_return_mean"] is not None:
                         self.values[values["step"]] = values["eval_return_mean"]
         return self.values

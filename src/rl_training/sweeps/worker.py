@@ -14,8 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from rl_training.experiment.files import held
 from rl_training.sweeps.plan import Job
 
 PATIENCE = 60.0  # seconds a worker that lost its parent or its node may still need to save and let go
@@ -42,23 +41,14 @@ def _train(job: Job) -> None:
     from rl_training.runtime.workflows import resume_training
 
     if job.run_dir.exists():
-        _wait_for(job.run_dir)
+        with held(job.run_dir, PATIENCE):  # whoever had the run before may still be saving it
+            pass
         if list_checkpoints(RunContext(job.name, job.run_dir)):
             resume_training(job.run_dir)
             return
         shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
     config = TrainConfig(**job.config)
     get_algorithm_spec(config.algo).train(config, run_suffix=job.label)
-
-
-def _wait_for(run_dir: Path) -> None:
-    """Whoever had the run before may still be saving it."""
-    lock = FileLock(run_dir / ".lock")
-    try:
-        lock.acquire(timeout=PATIENCE)
-    except Timeout:
-        raise ValueError(f"{run_dir} is in use by another process") from None
-    lock.release()
 
 
 def _follow_parent(parent: int) -> None:
