@@ -34,8 +34,9 @@ def learning() -> list[dict]:
 
 
 def learned(result: dict) -> str:
-    interval = f"[{result['low']:.0f}, {result['high']:.0f}]"
-    return f"{result['mean']:.0f} {interval}"
+    digits = 0 if max(abs(result["low"]), abs(result["high"])) >= 10 else 2
+    interval = f" [{result['low']:.{digits}f}, {result['high']:.{digits}f}]" if len(result["runs"]) > 1 else ""
+    return f"{result['mean']:.{digits}f}{interval}"
 
 
 def results_table(algo: str | None = None) -> str:
@@ -47,7 +48,9 @@ def results_table(algo: str | None = None) -> str:
     for result in learning():
         if algo not in (None, result["algo"]):
             continue
-        seeds = ", ".join(f"{run['return_mean']:.0f}" for run in result["runs"])
+        seeds = ", ".join(
+            f"{run['return_mean']:{'.0f' if abs(run['return_mean']) >= 10 else '.3g'}}" for run in result["runs"]
+        )
         commit = (result["git"] or {}).get("commit", "")[:8]
         asked = "" if result["threshold"] is None else f"{result['threshold']:g}"
         if result.get("at_most") is not None:
@@ -90,6 +93,39 @@ def fractions_table() -> str:
     return "\n".join(lines)
 
 
+def dreamer_table() -> str:
+    """Where the time of Dreamer's update goes, and what a full buffer takes."""
+    result = json.loads((RESULTS / "speed" / "dreamer.json").read_text())
+    seconds, memory, asked = result["seconds"], result["memory"], result["asked"]
+    whole = seconds["everything"]
+    lines = ["| part | milliseconds of one core | of the whole update |", "|---|---|---|"]
+    for name, taken in seconds.items():
+        lines.append(
+            f"| {'**everything**' if name == 'everything' else name} | {1000 * taken:.0f} | {taken / whole:.0%} |"
+        )
+    commit = (result["git"] or {}).get("commit", "")[:8]
+    lines += [
+        "",
+        f"{result['what']}, medians of {len(result['raw']['everything'])} rounds at {commit}: "
+        f"{result['world_model_per_cpu_second']:.2f} updates of the world model per processor second (asked: "
+        f"{asked['world_model_per_cpu_second']}), {result['updates_per_cpu_second']:.2f} with actor and critic. A buffer of "
+        f"{memory['frames']:,} pictures takes {memory['buffer_gb']:.2f} GB (asked: {asked['buffer_gb']}), and a process that learns "
+        f"from it {memory['process_gb']:.2f} GB at its most (asked: {asked['process_gb']}).",
+    ]
+    return "\n".join(lines)
+
+
+def task(record: dict) -> str:
+    """The environment, and which entries of its observations are left where some are hidden."""
+    kept = record["config"]["env_kwargs"].get("wrappers", {}).get("keep")
+    name = record["env_id"].rsplit(":", 1)[-1]
+    return name if kept is None else f"{name} (entries {', '.join(map(str, kept))} only)"
+
+
+def steps(count: int) -> str:
+    return f"{count / 1_000_000:g}M" if count >= 1_000_000 else f"{count / 1_000:g}k"
+
+
 def algorithms_table() -> str:
     """The README's table: what each algorithm takes, and what it was measured to reach."""
     lines = [
@@ -98,9 +134,9 @@ def algorithms_table() -> str:
     ]
     for name, entry in ALGORITHMS.items():
         spec = get_algorithm_spec(name)
-        reached = [
-            f"{r['env_id']} at {r['total_timesteps'] // 1000}k: {learned(r)}" for r in learning() if r["algo"] == name
-        ]
+        records = [record for record in learning() if record["algo"] == name]
+        records = [record for record in records if record["threshold"] is not None] or records  # not controls
+        reached = [f"{task(record)} at {steps(record['total_timesteps'])}: {learned(record)}" for record in records]
         kinds = ", ".join(kind.replace("_", "-") for kind in spec.actions)
         cells = (
             f"[{entry.public}](docs/{name}.md) ({entry.year})",
@@ -123,6 +159,7 @@ def page(text: str) -> str:
             "results": lambda: results_table(what or None),
             "speed": speed_table,
             "fractions": fractions_table,
+            "dreamer": dreamer_table,
             "algorithms": algorithms_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"

@@ -133,6 +133,14 @@ def test_doctor_finds_a_healthy_machine(capsys):
     assert "a short run trained, saved and resumed" in says(capsys)[0]
 
 
+def test_doctor_says_what_to_install_for_what_is_missing(monkeypatch):
+    from rl_training.experiment import doctor
+
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    found = doctor._tool("tuning", "optuna", "tune")
+    assert found.optional and not found.ok and found.detail == "not installed: pip install 'rl_training[tune]'"
+
+
 def test_every_flag_has_help():
     import argparse
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,18 +27,28 @@ def examine() -> list[Finding]:
         Finding("processor", True, f"{processor()}, {facts['hardware']['cores']} cores"),
         _torch(),
         _compiler(),
-        *(_extra(*extra) for extra in EXTRAS),
+        *(_environments(*extra) for extra in ENVIRONMENTS),
+        *(_tool(*extra) for extra in TOOLS),
         _training(),
     ]
     free = shutil.disk_usage(".").free / 2**30
     return [*findings, Finding("disk", free > 1, f"{free:.1f} GiB free here", optional=True)]
 
 
-EXTRAS = (
+ENVIRONMENTS = (
     ("classic control, rendered", "pygame", "CartPole-v1", "classic"),
     ("Box2D", "Box2D", "LunarLander-v3", "box2d"),
     ("MuJoCo", "mujoco", "HalfCheetah-v5", "mujoco"),
     ("Atari", "ale_py", "ALE/Pong-v5", "atari"),
+)
+TOOLS = (
+    ("Minari and hdf5 data", "h5py", "offline"),
+    ("plots", "matplotlib", "plots"),
+    ("tuning", "optuna", "tune"),
+    ("clusters", "ray", "ray"),
+    ("mp4 videos", "imageio_ffmpeg", "video"),
+    ("ONNX export", "onnxruntime", "export"),
+    ("Weights & Biases", "wandb", "wandb"),
 )
 
 
@@ -55,7 +66,7 @@ def _compiler() -> Finding:
     return Finding("compiled updates", obstacle is None, obstacle or "available for long runs", optional=True)
 
 
-def _extra(what: str, module: str, env_id: str, extra: str) -> Finding:
+def _environments(what: str, module: str, env_id: str, extra: str) -> Finding:
     try:
         import_module(module)
         from rl_training.envs.factory import EnvFactory
@@ -63,7 +74,16 @@ def _extra(what: str, module: str, env_id: str, extra: str) -> Finding:
         EnvFactory(env_id, {}).make(training=True).close()
         return Finding(what, True, f"{env_id} can be made")
     except (ImportError, ValueError, metadata.PackageNotFoundError):
-        return Finding(what, False, f"not installed: pip install 'rl_training[{extra}]'", optional=True)
+        return _missing(what, extra)
+
+
+def _tool(what: str, module: str, extra: str) -> Finding:
+    """Looked for only: importing some of them takes seconds."""
+    return Finding(what, True, "installed") if find_spec(module) is not None else _missing(what, extra)
+
+
+def _missing(what: str, extra: str) -> Finding:
+    return Finding(what, False, f"not installed: pip install 'rl_training[{extra}]'", optional=True)
 
 
 def _training() -> Finding:
