@@ -16,6 +16,7 @@ import torch
 from rl_training import Dreamer
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models import MLPQNetwork
 from rl_training.runtime import export
 from rl_training.runtime.export import export_checkpoint
 from rl_training.runtime.workflows import find_checkpoint, predict_checkpoint
@@ -129,6 +130,19 @@ def test_every_kind_of_space_goes_into_the_file(tiny, tmp_path, env, shape):
     action = policy(obs).numpy()
     assert action.shape == (2, *shape)
     assert made.action_space.contains(action[0] if shape else action[0].item())
+
+
+class Narrow(MLPQNetwork):
+    """A network of the user's own."""
+
+    def __init__(self, **arguments):
+        super().__init__(**{**arguments, "hidden_sizes": (8,)})
+
+
+def test_a_network_of_ones_own_goes_into_the_file(tiny, tmp_path):
+    run_dir = get_algorithm_spec("dqn").train(tiny("dqn"), network=Narrow).run_dir
+    made = export_checkpoint(run_dir, output=tmp_path / "own.pt2", network=Narrow)
+    assert (tmp_path / "own.pt2").exists() and made.difference < 1e-5
 
 
 def test_the_file_says_what_it_is(exported):
