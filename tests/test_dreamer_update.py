@@ -199,6 +199,22 @@ def test_the_size_of_rewards_does_not_change_the_actors_gradient():
         torch.testing.assert_close(small, large, rtol=1e-3, atol=1e-7)
 
 
+def test_what_actor_and_critic_learn_does_not_depend_on_how_much_they_see_at_a_time(monkeypatch):
+    learner = agent()
+    torch.nn.init.normal_(learner.critic.net[-1].weight, std=0.1)
+    imagined = learner._imagine(learner._observed(sequences())[0])
+    ends = []
+    for count in (7, 10_000):  # of 96
+        monkeypatch.setattr("rl_training.algorithms.dreamer.IMAGINED", count)
+        learner.scale = ReturnScale()
+        *losses, _ = learner._behaviour_losses(imagined)
+        modules = (learner.actor, learner.critic)
+        grads = [torch.autograd.grad(loss, list(module.parameters())) for loss, module in zip(losses, modules)]
+        ends.append([*losses, *grads[0], *grads[1]])
+    for few, many in zip(*ends):
+        torch.testing.assert_close(few, many, rtol=1e-4, atol=1e-6)
+
+
 def test_the_first_step_of_laprop_has_the_size_of_the_rate_and_gradients_are_cut_to_their_weights():
     weight = torch.nn.Parameter(torch.tensor([3.0, -4.0]))
     optimizer = FlatLaProp([weight], lr=0.1)
@@ -224,12 +240,12 @@ def test_pictures_in_blocks_are_those_of_the_transposed_convolution_and_so_are_t
     decoder, features, target = (
         PixelDecoder(20, (3, 32, 48), SMALL),
         torch.randn(2, 3, 20, requires_grad=True),
-        torch.rand(2, 3, 3, 32, 48),
+        torch.randint(256, (2, 3, 3, 32, 48), dtype=torch.uint8),
     )
     x = decoder.first(features.flatten(0, 1)).view(-1, *decoder.sides, decoder.width).permute(0, 3, 1, 2)
     pictures = decoder.last(decoder.stages(x)).sigmoid().view(target.shape)
     torch.testing.assert_close(decoder(features), pictures)
-    plain, quick = (pictures - target).square().sum((-3, -2, -1)).mean(), decoder.loss(features, target)
+    plain, quick = (pictures - target / 255).square().sum((-3, -2, -1)).mean(), decoder.loss(features, target)
     torch.testing.assert_close(quick, plain)
     leaves = [features, *decoder.parameters()]
     wanted = torch.autograd.grad(3 * plain, leaves)

@@ -13,11 +13,12 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, 
 from rl_training.algorithms.metrics import Metrics
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
-from rl_training.models.dreamer import Actor, Critic, GreedyDreamer, Size, State, WorldModel, divergence
+from rl_training.models.dreamer import Actor, AtOnce, Critic, GreedyDreamer, Size, State, WorldModel, divergence
 from rl_training.models.heads import Categorical, SquashedGaussian
 
 FREE = 1.0  # nats of either divergence that cost nothing
 DYNAMICS, REPRESENTATION, REPLAY_VALUE, SLOW_VALUE = 1.0, 0.1, 0.3, 1.0  # weights of losses
+IMAGINED = 1024  # states that actor and critic learn from at a time
 SCALE_RATE, LOW, HIGH = 0.01, 0.05, 0.95  # of the return's range
 
 
@@ -245,15 +246,15 @@ class Dreamer(Learner):
             deter = rssm.recur(State(deter, stoch), rssm.embed(taken))
             stoch = rssm.draw(rssm.prior(deter), rssm.noise(len(deter)))
             features.append(torch.cat([deter, stoch], -1))
-        seen = torch.stack(features)
-        rewards = model.bins.mean(model.reward(seen))
-        goes_on = model.goes_on(seen).squeeze(-1).sigmoid()
-        values = self.critic.values(seen)
+        # step by step: the bins of all at once would be the largest thing in memory, and in no cache
+        rewards = torch.stack([model.bins.mean(model.reward(x)) for x in features])
+        goes_on = torch.stack([model.goes_on(x).squeeze(-1).sigmoid() for x in features])
+        values = torch.stack([self.critic.values(x) for x in features])
         returns = lambda_returns(rewards, goes_on, values, self._lam)
         # the chance of ever getting there; of the discount, the first state has none
         weights = goes_on.cumprod(0)[:-1] / self._gamma
         return {
-            "features": seen, "actions": torch.stack(actions), "rewards": rewards, "values": values, "returns": returns,
+            "features": torch.stack(features), "actions": torch.stack(actions), "rewards": rewards, "values": values, "returns": returns,
             "weights": weights,
         }  # fmt: skip
 
@@ -270,11 +271,20 @@ class Dreamer(Learner):
         features, returns, weights = imagined["features"][:-1], imagined["returns"], imagined["weights"]
         scale = self.scale.update(returns)
         advantages = (returns - imagined["values"][:-1]) / scale
-        rows = features.flatten(0, 1)
-        logp, entropy = self.head.evaluate(self.actor(rows), imagined["actions"].flatten(0, 1))
-        logp, entropy = logp.view_as(returns), entropy.view_as(returns)
-        actor = -(weights * (logp * advantages + self._entropy_coef * entropy)).mean()
-        critic = (weights * self._value_loss(features, returns)).mean()
+        rows, actions = features.flatten(0, 1), imagined["actions"].flatten(0, 1)
+        returns, weights, advantages = returns.flatten(), weights.flatten(), advantages.flatten()
+        entropies = []
+
+        def acting(x: torch.Tensor, place: slice) -> torch.Tensor:
+            logp, entropy = self.head.evaluate(self.actor(x), actions[place])
+            entropies.append(entropy.detach().mean())
+            return -weights[place] * (logp * advantages[place] + self._entropy_coef * entropy)
+
+        def valuing(x: torch.Tensor, place: slice) -> torch.Tensor:
+            return weights[place] * self._value_loss(x, returns[place])
+
+        actor = AtOnce.apply(acting, IMAGINED, rows, *self.actor.parameters())
+        critic = AtOnce.apply(valuing, IMAGINED, rows, *self.critic.parameters())
         metrics = {
             "dreamer_actor_loss": actor,
             "dreamer_critic_loss": critic,
@@ -282,7 +292,7 @@ class Dreamer(Learner):
             "dreamer_imagination_reward_mean": imagined["rewards"][1:].mean(),
             "dreamer_return_mean": returns.mean(),
             "dreamer_return_scale": scale,
-            "dreamer_entropy": entropy.mean(),
+            "dreamer_entropy": torch.stack(entropies).mean(),
         }
         return actor, critic, metrics
 

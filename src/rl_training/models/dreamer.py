@@ -226,6 +226,11 @@ def padded(side: int) -> int:
     return max(2 * STRIDES, round(side / STRIDES) * STRIDES)
 
 
+def unit(pixels: torch.Tensor) -> torch.Tensor:
+    """Pixels as floats in [0, 1]."""
+    return pixels * (1 / 255)
+
+
 class PixelEncoder(nn.Module):
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
@@ -239,15 +244,14 @@ class PixelEncoder(nn.Module):
         self.width = channels * (self.sides[0] // STRIDES) * (self.sides[1] // STRIDES)
 
     def target(self, obs: torch.Tensor) -> torch.Tensor:
-        """Pixels (..., C, H, W) as floats in [0, 1], of the size that is learned."""
-        x = obs.float().div_(255)
-        if x.shape[-2:] == self.sides:
-            return x
-        return F.interpolate(x.flatten(0, -4), self.sides, mode="area").view(*x.shape[:-2], *self.sides)
+        """Pixels (..., C, H, W), of the size that is learned; bytes stay bytes until a portion is at work."""
+        if obs.shape[-2:] == self.sides:
+            return obs
+        return F.interpolate(obs.flatten(0, -4).float(), self.sides, mode="area").view(*obs.shape[:-2], *self.sides)
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
         parts = target.flatten(0, -4).split(PICTURES)
-        tokens = [self.stages(x.contiguous(memory_format=torch.channels_last) - 0.5) for x in parts]
+        tokens = [self.stages(unit(x.contiguous(memory_format=torch.channels_last)).sub_(0.5)) for x in parts]
         return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
 
 
@@ -294,34 +298,40 @@ class PixelDecoder(nn.Module):
 
     def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Squared error, summed over pixels and averaged over pictures (..., C, H, W), of features (..., F)."""
-        return AtOnce.apply(self._error, features.flatten(0, -2), target.flatten(0, -4), *self.parameters())
+        pictures = target.flatten(0, -4).flatten(1)
 
-    def _error(self, features: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
-        logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
-        return SquaredError.apply(logits, pictures.flatten(1).index_select(1, self.places), self.inside)
+        def error(features: torch.Tensor, place: slice) -> torch.Tensor:
+            logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
+            return SquaredError.apply(logits, unit(pictures[place].index_select(1, self.places)), self.inside)
+
+        return AtOnce.apply(error, PICTURES, features.flatten(0, -2), *self.parameters())
 
 
 class AtOnce(torch.autograd.Function):
-    """The mean of ``loss(rows, targets)``, a portion of the rows at a time, each with its way back at once: what it needs for that
-    is still in the cache then, and none of it is kept."""
+    """The mean of ``loss(rows, place)``, ``size`` rows at a time, ``place`` being the slice they are of, and each with its way back
+    at once: what it needs for that is still in the cache then, and none of it is kept. ``shared`` are the parameters of the loss."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Any, rows: torch.Tensor, targets: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
-        mean, sums, parts = rows.new_zeros(()), [torch.zeros_like(x) for x in shared], []
-        for x, target in zip(rows.detach().split(PICTURES), targets.split(PICTURES)):
+    def forward(ctx: Any, loss: Any, size: int, rows: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
+        mean, sums = rows.new_zeros(()), [torch.zeros_like(x) for x in shared]
+        parts: list[torch.Tensor] = []
+        for start in range(0, len(rows), size):
+            place = slice(start, start + size)
+            x = rows.detach()[place].requires_grad_(ctx.needs_input_grad[2])
             with torch.enable_grad():
-                part = loss(x.requires_grad_(), target).sum() / len(rows)
-            grad, *others = torch.autograd.grad(part, (x, *shared))
+                part = loss(x, place).sum() / len(rows)
+            leaves = (x, *shared) if x.requires_grad else shared
+            grads = torch.autograd.grad(part, leaves)
             mean += part.detach()
-            parts.append(grad)
-            torch._foreach_add_(sums, others)
-        ctx.save_for_backward(torch.cat(parts), *sums)
+            parts += grads[: len(leaves) - len(shared)]
+            torch._foreach_add_(sums, grads[-len(shared) :])
+        ctx.save_for_backward(*([torch.cat(parts)] if parts else []), *sums)
         return mean
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rows, *shared = ctx.saved_tensors
-        return None, grad * rows, None, *(grad * x for x in shared)
+        moved = [grad * x for x in ctx.saved_tensors]
+        return None, None, *([] if ctx.needs_input_grad[2] else [None]), *moved
 
 
 class SquaredError(torch.autograd.Function):
