@@ -227,8 +227,8 @@ def padded(side: int) -> int:
 
 
 def unit(pixels: torch.Tensor) -> torch.Tensor:
-    """Pixels as floats in [0, 1]."""
-    return pixels * (1 / 255)
+    """A copy of pixels as floats in [0, 1]."""
+    return pixels.to(torch.float32, copy=True).mul_(1 / 255)
 
 
 class PixelEncoder(nn.Module):
@@ -251,7 +251,7 @@ class PixelEncoder(nn.Module):
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
         parts = target.flatten(0, -4).split(PICTURES)
-        tokens = [self.stages(unit(x.contiguous(memory_format=torch.channels_last)).sub_(0.5)) for x in parts]
+        tokens = [self.stages(unit(x).contiguous(memory_format=torch.channels_last).sub_(0.5)) for x in parts]
         return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
 
 
@@ -302,7 +302,7 @@ class PixelDecoder(nn.Module):
 
         def error(features: torch.Tensor, place: slice) -> torch.Tensor:
             logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
-            return SquaredError.apply(logits, unit(pictures[place].index_select(1, self.places)), self.inside)
+            return SquaredError.apply(logits, unit(pictures[place]).index_select(1, self.places), self.inside)
 
         return AtOnce.apply(error, PICTURES, features.flatten(0, -2), *self.parameters())
 
