@@ -53,7 +53,7 @@ CHECKS = {  # preset: the mean over seeds that a correct build reaches
     # prior data: benchmarks/datasets.py makes it
     "rlpd/pendulum_replay": -180.0,
     "rlpd/mountaincar_demos": 90.0,
-    **{f"{algo}/hopper_medium_replay": 247.0 for algo in ("td3_bc", "iql", "cql")},  # the data's mean return
+    **{f"{algo}/hopper_medium_replay": 264.0 for algo in ("td3_bc", "iql", "cql")},  # the data's mean return
     # models
     "pets/pendulum": -200.0,
     "mbpo/pendulum": -180.0,
