@@ -38,6 +38,14 @@ def test_a_picture_of_what_a_dreamer_sees_and_imagines(tiny, tmp_path, capsys, p
     assert not np.array_equal(dreamed.reconstructed[6], dreamed.imagined[6])
 
 
+def test_what_happened_is_shown_as_it_was(tiny):
+    config = tiny("dreamer", env_id="rl_training.envs.catch:Catch-v0", total_timesteps=40)
+    dreamed = dream_episode(*load_agent(get_algorithm_spec("dreamer").train(config).run_dir), steps=3)
+    assert set(np.unique(dreamed.real)) == {0.0, np.float32(128 / 255), 1.0}
+    assert dreamed.real.shape == dreamed.reconstructed.shape == dreamed.imagined.shape
+    assert dreamed.imagined.min() >= 0 and dreamed.imagined.max() <= 1
+
+
 def test_an_agent_without_a_model_says_so(tiny, capsys):
     result = get_algorithm_spec("sac").train(tiny("sac", total_timesteps=30))
     assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", "x.png"]) == 2
