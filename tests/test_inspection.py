@@ -43,7 +43,6 @@ def test_what_happened_is_shown_as_it_was(tiny):
     dreamed = dream_episode(*load_agent(get_algorithm_spec("dreamer").train(config).run_dir), steps=3)
     assert set(np.unique(dreamed.real)) == {0.0, np.float32(128 / 255), 1.0}
     assert dreamed.real.shape == dreamed.reconstructed.shape == dreamed.imagined.shape
-    assert dreamed.imagined.min() >= 0 and dreamed.imagined.max() <= 1
 
 
 def test_an_agent_without_a_model_says_so(tiny, capsys):

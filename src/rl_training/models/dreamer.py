@@ -276,6 +276,8 @@ class PixelDecoder(nn.Module):
             channels = width
         self.stages = nn.Sequential(*stages)
         self.last = nn.ConvTranspose2d(channels, shape[0], 4, 2, 1)
+        assert self.last.bias is not None
+        nn.init.constant_(self.last.bias, 0.5)  # grey
         # of every number in the blocks, its place in a picture; there is a rim around it
         numbered = torch.arange(1.0, shape[0] * sides[0] * sides[1] + 1).view(1, shape[0], *sides)
         places = F.pixel_unshuffle(F.pad(numbered, (1, 1, 1, 1)), 2).permute(0, 2, 3, 1).flatten()
@@ -283,7 +285,7 @@ class PixelDecoder(nn.Module):
         self.register_buffer("inside", (places > 0).float(), persistent=False)
 
     def blocks(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits of pictures (B, 4C, H / 2 + 1, W / 2 + 1), of features (B, F): a strided transposed convolution of 4 x 4 is one
+        """Pictures in blocks (B, 4C, H / 2 + 1, W / 2 + 1), of features (B, F): a strided transposed convolution of 4 x 4 is one
         of 2 x 2 without strides into all four pixels of a block."""
         x = self.stages(self.first(features).view(-1, *self.sides, self.width).permute(0, 3, 1, 2))
         weight = self.last.weight.unflatten(2, (2, 2)).unflatten(4, (2, 2)).flip(2, 4)
@@ -293,7 +295,7 @@ class PixelDecoder(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         parts = [F.pixel_shuffle(self.blocks(x), 2) for x in features.flatten(0, -2).split(PICTURES)]
-        x = torch.cat(parts)[:, :, 1:-1, 1:-1].sigmoid()
+        x = torch.cat(parts)[:, :, 1:-1, 1:-1]
         return x.view(*features.shape[:-1], *x.shape[1:])
 
     def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -301,8 +303,8 @@ class PixelDecoder(nn.Module):
         pictures = target.flatten(0, -4).flatten(1)
 
         def error(features: torch.Tensor, place: slice) -> torch.Tensor:
-            logits = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
-            return SquaredError.apply(logits, unit(pictures[place]).index_select(1, self.places), self.inside)
+            rows = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
+            return SquaredError.apply(rows, unit(pictures[place]).index_select(1, self.places), self.inside)
 
         return AtOnce.apply(error, PICTURES, features.flatten(0, -2), *self.parameters())
 
@@ -335,19 +337,18 @@ class AtOnce(torch.autograd.Function):
 
 
 class SquaredError(torch.autograd.Function):
-    """Of the sigmoid of logits (B, N), weighted (N,) and summed to (B,): as autograd would have it, in half the passes."""
+    """Of rows (B, N), weighted by 0 or 1 (N,) and summed to (B,): as autograd would have it, in half the passes."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        prediction = logits.sigmoid()
-        error = (prediction - target).mul_(weights)
-        ctx.save_for_backward(prediction, error)
+    def forward(ctx: Any, rows: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        error = (rows - target).mul_(weights)
+        ctx.save_for_backward(error)
         return torch.linalg.vecdot(error, error)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        prediction, error = ctx.saved_tensors
-        return torch.ops.aten.sigmoid_backward(error * (2 * grad[:, None]), prediction), None, None
+        (error,) = ctx.saved_tensors
+        return error * (2 * grad[:, None]), None, None
 
 
 class VectorEncoder(nn.Module):
