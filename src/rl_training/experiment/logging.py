@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rl_training.experiment import runs
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.experiment.files import write_durably
-from rl_training.experiment.runs import RunContext
+
+if TYPE_CHECKING:
+    from rl_training.experiment.runs import RunContext
 
 
 class Logger:
@@ -154,6 +155,8 @@ class WandB:
         self._run: Any = None
         try:
             import wandb
+
+            from rl_training.experiment import runs  # brings torch, which reports do without
 
             name = runs.read_metadata(context).get("wandb_id") or uuid.uuid4().hex
             runs.write_metadata(context, {"wandb_id": name})
