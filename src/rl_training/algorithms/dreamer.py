@@ -277,7 +277,7 @@ class Dreamer(Learner):
 
         def acting(x: torch.Tensor, place: slice) -> torch.Tensor:
             logp, entropy = self.head.evaluate(self.actor(x), actions[place])
-            entropies.append(entropy.detach().mean())
+            entropies.append(entropy.detach())
             return -weights[place] * (logp * advantages[place] + self._entropy_coef * entropy)
 
         def valuing(x: torch.Tensor, place: slice) -> torch.Tensor:
@@ -292,7 +292,7 @@ class Dreamer(Learner):
             "dreamer_imagination_reward_mean": imagined["rewards"][1:].mean(),
             "dreamer_return_mean": returns.mean(),
             "dreamer_return_scale": scale,
-            "dreamer_entropy": torch.stack(entropies).mean(),
+            "dreamer_entropy": torch.cat(entropies).mean(),
         }
         return actor, critic, metrics
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 
 class InUse(RuntimeError):
     """Another process has the folder."""
@@ -18,6 +16,8 @@ class InUse(RuntimeError):
 @contextlib.contextmanager
 def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """The folder for this process alone, after waiting so many seconds for another to let go."""
+    from filelock import FileLock, Timeout
+
     try:
         lock = FileLock(folder / ".lock")
         lock.acquire(timeout=patience)
