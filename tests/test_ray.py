@@ -80,6 +80,30 @@ def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, at_the_cluster, tm
         same_end(*(newest_checkpoint(tmp_path / place / name)[1] for place in ("here", "there")))
 
 
+def test_a_search_on_ray_writes_where_the_command_was_started(tiny, at_the_cluster, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo", num_envs=2).plain()))
+    (tmp_path / "space.yaml").write_text("algo_kwargs.gamma: {low: 0.8, high: 0.99}\n")
+    ray.shutdown()  # the command connects by itself
+    words = [
+        "tune",
+        "--config",
+        "config.yaml",
+        "--space",
+        "space.yaml",
+        "--trials",
+        "2",
+        "--output-dir",
+        "out",
+        "--name",
+        "t",
+    ]
+    assert main([*words, "--backend", "ray", "--address", at_the_cluster.address]) == 0
+    assert "2 complete" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("out/t/ppo__*/checkpoints/*.ckpt"))) >= 2 and (tmp_path / "out/t/best.yaml").exists()
+
+
 def test_an_address_where_no_cluster_is_gets_one_line(tiny, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo").plain()))
     words = ["sweep", "--config", str(tmp_path / "config.yaml"), "--backend", "ray", "--address"]
