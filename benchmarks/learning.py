@@ -2,11 +2,13 @@
 
 python benchmarks/learning.py                     every check below, recorded in benchmarks/results/learning/
 python benchmarks/learning.py sac/pendulum --seeds 4 5 6 --set algo_kwargs.learning_rate=1e-3 --no-record
+python benchmarks/learning.py mbpo/hopper --keep runs/learning   long ones: the same command goes on where it was stopped
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -85,19 +87,28 @@ YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides
 }
 
 
-def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int) -> dict[str, Any]:
-    """One seed: train, then evaluate the last checkpoint on episodes of its own."""
+def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int, keep: str | None) -> dict[str, Any]:
+    """One seed: train, or go on with what was kept, then evaluate the last checkpoint on episodes of its own."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.yaml_config import read_config
-    from rl_training.runtime.workflows import evaluate_checkpoint
+    from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
-    with tempfile.TemporaryDirectory() as folder:
-        fixed = {"seed": seed, "output_dir": folder, "progress": "off", "threads": threads}
+    kept = Path(keep or "", preset.replace("/", "_"), str(seed))
+    with contextlib.nullcontext(kept) if keep else tempfile.TemporaryDirectory() as folder:
+        fixed = {"seed": seed, "output_dir": str(folder), "progress": "off", "threads": threads}
         config = read_config(f"configs/{preset}.yaml", {**fixed, **overrides})
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = get_algorithm_spec(config.algo).train(config)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        begun = next(Path(folder).glob("*/config.yaml"), None)
+        if begun and read_config(begun) != config:
+            raise RuntimeError(f"{begun.parent} was begun with other options; keep these runs elsewhere")
+        spent = Path(folder, "spent.json")
+        wall, cpu = json.loads(spent.read_text()) if spent.exists() else (0.0, 0.0)
+        wall, cpu = wall - time.perf_counter(), cpu - time.process_time()
+        result = resume_training(begun.parent) if begun else get_algorithm_spec(config.algo).train(config)
+        wall, cpu = wall + time.perf_counter(), cpu + time.process_time()
+        spent.write_text(json.dumps([wall, cpu]))
+        if result.metrics["global_step"] < config.total_timesteps:
+            raise RuntimeError(f"seed {seed} was stopped; the same command goes on with it")
         last = TRAINING_EPISODES.get(preset)
         final = (
             last_episodes(result.checkpoint_path, last)
@@ -106,7 +117,7 @@ def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int) -
         )
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
         curve = [[line["step"], line["eval_return_mean"]] for line in lines if "eval_return_mean" in line]
-        engine = json.loads((result.run_dir / "metadata.json").read_text())["engine"]
+        metadata = json.loads((result.run_dir / "metadata.json").read_text())
     return {
         "seed": seed,
         "return_mean": final["eval_return_mean"],
@@ -115,7 +126,8 @@ def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int) -
         "steps": result.metrics["global_step"],
         "seconds": round(wall, 1),
         "cpu_seconds": round(cpu, 1),
-        "engine": engine,
+        "engine": metadata["engine"],
+        "git": metadata["git"],
         "curve": curve,
     }
 
@@ -144,7 +156,15 @@ def summarise(returns: list[float]) -> dict[str, float]:
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
-def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, threads: int, record: bool) -> bool:
+def check(
+    preset: str,
+    seeds: list[int],
+    overrides: dict[str, Any],
+    jobs: int,
+    threads: int,
+    record: bool,
+    keep: str | None = None,
+) -> bool:
     from rl_training.experiment.runs import provenance
     from rl_training.experiment.yaml_config import read_config
 
@@ -154,7 +174,7 @@ def check(preset: str, seeds: list[int], overrides: dict[str, Any], jobs: int, t
     facts = provenance()
     facts.pop("command")
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(train_one, preset, seed, overrides, threads) for seed in seeds]
+        futures = [pool.submit(train_one, preset, seed, overrides, threads, keep) for seed in seeds]
         runs = []
         for future in futures:
             runs.append(future.result())
@@ -194,12 +214,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each run")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override an option")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the runs there, and go on with those that are")
     parser.add_argument("--no-record", action="store_true", help="print only")
     args = parser.parse_args()
     overrides = dict(parse_override(text) for text in args.set)
     record = not args.no_record and not overrides
     results = [
-        check(p, args.seeds or UNSEEN.get(p, [1, 2, 3]), overrides, args.jobs, args.threads, record)
+        check(p, args.seeds or UNSEEN.get(p, [1, 2, 3]), overrides, args.jobs, args.threads, record, args.keep)
         for p in args.presets or [*CHECKS, *AT_MOST, *YARDSTICKS]
     ]
     return 0 if all(results) else 1
