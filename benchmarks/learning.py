@@ -76,6 +76,7 @@ AT_MOST = {"gail/cartpole": 100.0}  # an imitator of a random policy has not lea
 TRAINING_EPISODES = {
     "pets/pendulum": 5
 }  # judged by its last episodes of training instead: every step of another is a plan
+DRAWN = {"dreamer/boxing_atari"}  # judged with actions drawn, as its paper's agents are evaluated
 SURVIVAL = {"algo_kwargs.reward_type": "softplus", "algo_kwargs.absorbing": False}
 YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides); nothing is asked of them
     "sac/pendulum_1500": ("sac/pendulum", {"total_timesteps": 1_500}),
@@ -114,7 +115,7 @@ def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int, k
         final = (
             last_episodes(result.checkpoint_path, last)
             if last
-            else evaluate_checkpoint(result.checkpoint_path, EPISODES)
+            else evaluate_checkpoint(result.checkpoint_path, EPISODES, deterministic=preset not in DRAWN)
         )
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
         curve = [[line["step"], line["eval_return_mean"]] for line in lines if "eval_return_mean" in line]
@@ -194,6 +195,7 @@ def check(
         config = read_config(f"configs/{preset}.yaml", overrides)
         RESULTS.mkdir(parents=True, exist_ok=True)
         judged = "the last episodes of training" if name in TRAINING_EPISODES else "evaluation of the last checkpoint"
+        judged += ", actions drawn" if name in DRAWN else ""
         content = {
             "preset": name, "algo": config.algo, "env_id": config.env_id, "total_timesteps": config.total_timesteps,
             "threshold": threshold, "at_most": ceiling, "passed": passed, "episodes": TRAINING_EPISODES.get(name, EPISODES), "judged": judged, **summary, "config": config.plain(), **facts, "runs": runs,

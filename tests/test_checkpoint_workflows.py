@@ -147,8 +147,11 @@ def test_evaluate_by_file_and_by_run_directory(run):
     assert evaluate_checkpoint(run.run_dir / "checkpoints" / "best.ckpt", num_episodes=1)["eval_episodes"] == 1
 
 
-def test_evaluation_repeats_itself(run):
+def test_evaluation_repeats_itself_with_drawn_actions_too(run):
     assert evaluate_checkpoint(run.checkpoint_path, 3) == evaluate_checkpoint(run.checkpoint_path, 3)
+    drawn = evaluate_checkpoint(run.checkpoint_path, 3, deterministic=False)
+    assert drawn == evaluate_checkpoint(run.checkpoint_path, 3, deterministic=False)
+    assert drawn != evaluate_checkpoint(run.checkpoint_path, 3)
 
 
 def test_predict(run):

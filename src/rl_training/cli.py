@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--episodes", type=count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
     )
+    evaluate.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
     evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
 
@@ -214,7 +215,7 @@ def _score(metrics: dict[str, Any]) -> str:
 def _eval(args: argparse.Namespace) -> None:
     from rl_training.runtime.workflows import evaluate_checkpoint
 
-    metrics = evaluate_checkpoint(args.path, args.episodes, args.device)
+    metrics = evaluate_checkpoint(args.path, args.episodes, args.device, not args.stochastic)
     print(
         json.dumps(metrics) if args.json else f"return {_score(metrics)}, mean length {metrics['eval_length_mean']:.0f}"
     )

@@ -102,13 +102,14 @@ class ManagedAlgorithm:
         self._open(result.checkpoint_path)
         return result
 
-    def evaluate(self, num_episodes: int | None = None) -> dict[str, float]:
+    def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, float]:
         from rl_training.envs.factory import EnvFactory
         from rl_training.runtime.evaluation import evaluate, scored
 
         factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
         episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
-        return scored(evaluate(self.agent, factory, episodes=episodes, seed=self.config.seed), self._references)
+        much: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": self.config.seed}
+        return scored(evaluate(self.agent, factory, **much), self._references)
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
         """The action for one observation (an int, or an array in the environment's units), or actions for a batch."""

@@ -160,11 +160,12 @@ class AlgorithmSpec:
         checkpoint_state: CheckpointState,
         device: str = "auto",
         num_episodes: int | None = None,
+        deterministic: bool = True,
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
         factory = EnvFactory(config.env_id, config.env_kwargs)
         episodes = config.eval_episodes if num_episodes is None else num_episodes
-        metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed)
+        metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed, deterministic=deterministic)
         return scored(metrics, checkpoint_state.trainer_state.get("references", {}))
 
     def predict_fn(

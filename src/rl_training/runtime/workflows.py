@@ -29,10 +29,12 @@ def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, Checkpoin
     return found, state
 
 
-def evaluate_checkpoint(path: str | Path, num_episodes: int | None = None, device: str = "auto") -> dict[str, float]:
+def evaluate_checkpoint(
+    path: str | Path, num_episodes: int | None = None, device: str = "auto", deterministic: bool = True
+) -> dict[str, float]:
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)
-    return get_algorithm_spec(config.algo).evaluate_fn(config, state, device, num_episodes)
+    return get_algorithm_spec(config.algo).evaluate_fn(config, state, device, num_episodes, deterministic)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, deterministic: bool = True, device: str = "auto") -> Any:
