@@ -7,7 +7,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def check_reference_script(name: str, folder: Path, total_timesteps: int) -> None:
+def check_reference_script(name: str, folder: Path, total_timesteps: int, **options: int) -> None:
     words = [
         "--total-timesteps",
         str(total_timesteps),
@@ -17,6 +17,7 @@ def check_reference_script(name: str, folder: Path, total_timesteps: int) -> Non
         "4",
         "--eval-episodes",
         "1",
+        *(word for item in options.items() for word in ("--set", "algo_kwargs.{}={}".format(*item))),
     ]
     done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -39,14 +39,14 @@ ATARI = {
 def settings(algo: str, env_id: str) -> dict:
     changes: dict = {"env_id": env_id}
     if env_id.startswith("ALE/"):
-        changes |= {"env_kwargs": ATARI} | ({} if algo == "dreamer" else {"hidden_sizes": [16]})
+        changes |= {"env_kwargs": ATARI, "eval_interval": 100} | ({} if algo == "dreamer" else {"hidden_sizes": [16]})
     if env_id == "LunarLander-v3" and algo == "sac":
         changes["env_kwargs"] = {"continuous": True}
     return changes
 
 
-# three emulators at once are tried with PPO and, for the value-based family, with DQN
-SLOW = [(algo, "ALE/Breakout-v5") for algo in ("dreamer", "qr_dqn", "iqn", "fqf")]
+# three emulators at once are tried with PPO and, for the value-based family, with DQN; three bodies with SAC
+SLOW = [("mbpo", "Hopper-v5"), *((algo, "ALE/Breakout-v5") for algo in ("dreamer", "qr_dqn", "iqn", "fqf"))]
 ALONE = ("pets",)  # plans for one environment
 OFFLINE = ("bc", "td3_bc", "iql", "cql", "mopo")  # step none
 
@@ -120,6 +120,7 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
                 {
                     "env_id": "ALE/Breakout-v5",
                     "env_kwargs": ATARI,
+                    "eval_interval": 100,  # every environment loads its game anew
                     "hidden_sizes": [16],
                     "prioritized": True,
                     "n_step": 3,
