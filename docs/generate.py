@@ -55,8 +55,10 @@ def results_table(algo: str | None = None) -> str:
         asked = "" if result["threshold"] is None else f"{result['threshold']:g}"
         if result.get("at_most") is not None:
             asked = f"at most {result['at_most']:g}"
+        usual = "evaluation of the last checkpoint"
+        note = "" if (judged := result.get("judged", usual)) == usual else f" ({judged})"
         lines.append(
-            f"| `{result['preset']}` | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {asked} | {commit} |"
+            f"| `{result['preset']}`{note} | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {asked} | {commit} |"
         )
     return (
         "\n".join(lines)
