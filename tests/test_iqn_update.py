@@ -122,3 +122,13 @@ def test_it_learns_the_quantiles_of_an_exponential_reward():
     with torch.no_grad():
         quantiles, taus = agent.q_network(torch.zeros(1, 3), num_quantiles=4, random_taus=False)
     assert quantiles[0, 0].numpy() == pytest.approx((-torch.log1p(-taus[0])).numpy(), abs=0.25)
+
+
+def test_stratified_fractions_are_uniform_and_one_lies_in_each_part():
+    torch.manual_seed(0)
+    taus = make(stratified=True).fractions(4_000)
+    assert torch.equal((taus * 5).floor(), torch.arange(5.0).expand(4_000, 5))
+    assert torch.allclose(taus.mean(0), torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9]), atol=5e-3)
+    assert torch.allclose(taus.var(0), torch.full((5,), 1 / 300), rtol=0.1)
+    independent = make().fractions(4_000)
+    assert independent.mean(1).var() > 20 * taus.mean(1).var()  # a mean over fractions has N² times less noise: 25 here

@@ -118,12 +118,15 @@ class IQNOptions(QRDQNOptions):
     num_quantiles: int = opt(8, "random fractions on each side of the regression", ge=1)
     action_samples: int = opt(32, "fractions by which actions are judged", ge=1)
     embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
+    stratified: bool = opt(
+        False, "draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper"
+    )
 
     def network(self) -> dict[str, Any]:
         return {**super().network(), "embedding_dim": self.embedding_dim}
 
     def learner(self) -> dict[str, Any]:
-        return {**super().learner(), "action_samples": self.action_samples}
+        return {**super().learner(), "action_samples": self.action_samples, "stratified": self.stratified}
 
 
 class FQFOptions(QRDQNOptions):
