@@ -114,6 +114,7 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
             (algo, {"prioritized": True, "n_step": 3, "noisy": True, "dueling": True, "num_envs": 2})
             for algo in ("dqn", "qr_dqn", "iqn", "fqf")
         ),
+        ("iqn", {"stratified": True}),
         *(
             (
                 algo,

@@ -28,7 +28,7 @@ class IQN(QuantileLearner):
         super().__init__(**options)
         self._samples = action_samples
         parts = torch.arange(self._num_quantiles, device=self._gamma.device)
-        self._parts = parts if stratified else None
+        self._strata = parts if stratified else None
         self._middles = midpoints(action_samples).numpy()
         self._judging = midpoints(action_samples)[None].to(self._gamma.device)
         self._host = host_quantiles(self.q_network) if type(self.q_network) is MLPIQNetwork else None
@@ -52,7 +52,7 @@ class IQN(QuantileLearner):
     def fractions(self, rows: int) -> torch.Tensor:
         """Uniform on [0, 1], each of them, (rows, num_quantiles)."""
         drawn = torch.rand(rows, self._num_quantiles, device=self._gamma.device)
-        return drawn if self._parts is None else (drawn + self._parts) / self._num_quantiles
+        return drawn if self._strata is None else (drawn + self._strata) / self._num_quantiles
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows = len(next_obs)
