@@ -87,6 +87,7 @@ YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides
     "bc/hopper_medium_replay": ("bc/hopper_medium_replay", {}),
     "gail/mountaincar_softplus": ("gail/mountaincar", SURVIVAL),
     "gail/cartpole_softplus": ("gail/cartpole", SURVIVAL),
+    "ppo/cartpole_hidden": ("ppo/cartpole", {"env_kwargs.wrappers.keep": [0, 2]}),  # without velocities, nor a memory
     "sac/mountaincar": ("sac/pendulum", {"env_id": "MountainCarContinuous-v0", "total_timesteps": 10_000}),
 }
 
