@@ -50,7 +50,7 @@ class IQN(QuantileLearner):
         return Greedy(self.q_network, lambda network, obs: network.quantiles(network.encode(obs), taus).mean(-1))
 
     def fractions(self, rows: int) -> torch.Tensor:
-        """Uniform on [0, 1], each of them, (rows, num_quantiles)."""
+        """Random fractions (rows, num_quantiles); one of a row's, picked blindly, is uniform on [0, 1]."""
         drawn = torch.rand(rows, self._num_quantiles, device=self._gamma.device)
         return drawn if self._strata is None else (drawn + self._strata) / self._num_quantiles
 
