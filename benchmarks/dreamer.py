@@ -34,7 +34,9 @@ def learner():
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return Dreamer(obs_shape=(3, SIDE, SIDE), size=SIZES["tiny"], num_actions=ACTIONS)
+    agent = Dreamer(obs_shape=(3, SIDE, SIDE), size=SIZES["tiny"], num_actions=ACTIONS)
+    agent.use_compiled()  # as a run of more than a hundred updates does
+    return agent
 
 
 def work(agent) -> dict[str, Callable]:

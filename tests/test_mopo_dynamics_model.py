@@ -193,6 +193,19 @@ def test_a_fit_learns_restores_each_members_best_and_ranks_them():
     assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
 
 
+@pytest.mark.parametrize("holdout_ratio", [0.2, 0.0])
+def test_members_disagree_about_the_same_rows_not_about_their_own(holdout_ratio):
+    dynamics = EnsembleDynamics(model=model(members=4), learning_rate=3e-3)
+    process = fit(dynamics, holdout_ratio=holdout_ratio, most_updates=60)
+    data = linear_data(400, noise=0.05)
+    metrics = next(process.run(data))
+    rows = process._holdout[:64] if holdout_ratio else process._rows[0, :64]
+    means, _ = dynamics.model.predict_distribution(
+        torch.as_tensor(data["obs"][rows]), torch.as_tensor(data["actions"][rows])
+    )
+    assert metrics["ensemble_disagreement"] == pytest.approx(disagreement(means).mean().item(), rel=1e-5)
+
+
 def test_a_budget_ends_a_fit_and_is_reported():
     process = fit(EnsembleDynamics(model=model(), learning_rate=1e-3), most_updates=25)
     metrics = list(process.run(linear_data(800)))

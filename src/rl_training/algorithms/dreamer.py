@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,18 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, 
 from rl_training.algorithms.metrics import Metrics
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
-from rl_training.models.dreamer import Actor, AtOnce, Critic, GreedyDreamer, Size, State, WorldModel, divergence
+from rl_training.models import fused
+from rl_training.models.dreamer import (
+    Actor,
+    AtOnce,
+    Critic,
+    GreedyDreamer,
+    PictureNorm,
+    Size,
+    State,
+    WorldModel,
+    divergence,
+)
 from rl_training.models.heads import Categorical, SquashedGaussian
 
 FREE = 1.0  # nats of either divergence that cost nothing
@@ -76,7 +88,6 @@ class Dreamer(Learner):
     """
 
     CONTROLS = ("entropy_coef",)
-    WORTH_COMPILING = 10**12
 
     def __init__(
         self,
@@ -123,13 +134,25 @@ class Dreamer(Learner):
         self._device, self._gamma, self._lam, self._entropy_coef = torch.device(device), gamma, lam, entropy_coef
         self._horizon, self._starts, self._slow_rate = imagination_horizon, imagination_batch_size, slow_rate
         self._sizes = (size.deter, self.world_model.rssm.flat, self._actions)
+        self.WORTH_COMPILING = 100 if self._fusible() else 10**12  # type: ignore[misc]
 
     def use_compiled(self) -> None:
-        """Updates stay eager: as a graph, they would be unrolled over time and take minutes to compile."""
+        """Updates stay eager, since as a graph they would be unrolled over time and take minutes to compile; what is compiled is
+        the norm of pictures, which takes a fifth of a world model's update."""
+        norms = self._fusible()
+        if norms and (obstacle := fused.cannot_build()):
+            warnings.warn(f"updates run eagerly: compiling failed ({obstacle})", stacklevel=2)
+            return
+        for norm in norms:
+            norm.fused = True
 
     @property
     def compiled(self) -> bool:
-        return False
+        return any(norm.fused for norm in self._fusible())
+
+    def _fusible(self) -> list[PictureNorm]:
+        norms = [part for part in self.world_model.modules() if isinstance(part, PictureNorm)]
+        return [norm for norm in norms if fused.fits(norm.weight)]
 
     # ---- acting
 
@@ -156,6 +179,9 @@ class Dreamer(Learner):
         for unused in ("decoder", "reward", "goes_on", "bins"):
             delattr(world_model, unused)
         del world_model.rssm.prior_net
+        for norm in world_model.modules():
+            if isinstance(norm, PictureNorm):
+                norm.fused = False
         return GreedyDreamer(world_model, self.actor, self.head, self._sizes)
 
     def as_inputs(self, actions: torch.Tensor) -> torch.Tensor:

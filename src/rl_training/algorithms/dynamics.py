@@ -64,7 +64,11 @@ class EnsembleDynamics(Learner):
     def _learn(self, batch: Tensors) -> Tensors:
         means, logvars = self.model.predict_distribution(batch["obs"], batch["actions"])
         predicted = {"predicted_means": means, "predicted_logvars": logvars, "targets": batch["targets"]}
-        terms = gaussian_ensemble_loss({**predicted, "ensemble_disagreement": disagreement(means.detach())})
+        shared = batch["obs"].ndim == 2  # of rows of their own, members cannot disagree
+        apart = disagreement(means.detach()) if shared else torch.zeros(1, device=means.device)
+        terms = gaussian_ensemble_loss({**predicted, "ensemble_disagreement": apart})
+        if not shared:
+            del terms["ensemble_disagreement"]
         descend((self.optimizer, terms["model_loss"] + self._regularisation()))
         named = {self._loss_name: terms.pop("model_loss"), **terms}
         return {name: term.detach() for name, term in named.items()}
@@ -77,6 +81,11 @@ class EnsembleDynamics(Learner):
         decays = [0.5 * d * layer.weight.square().sum() for d, layer in zip(layer_decays(len(layers)), layers)]
         bounds = BOUNDS * (self.model.max_logvar.sum() - self.model.min_logvar.sum())
         return torch.stack(decays).sum() + bounds
+
+    @torch.no_grad()
+    def disagreement(self, obs: torch.Tensor, actions: torch.Tensor) -> float:
+        """How far members lie apart on the same rows (B, ...), on average."""
+        return float(disagreement(self.model.predict_distribution(obs, actions)[0]).mean())
 
     @torch.no_grad()
     def holdout_errors(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -165,6 +174,8 @@ class ModelFit:
         metrics = dict(result) if result is not None else {}
         if len(self._holdout):
             metrics["holdout_error"] = self._judge(obs, actions, targets)
+        same = torch.from_numpy(self._holdout[:size]) if len(self._holdout) else rows[0, :size]
+        metrics["ensemble_disagreement"] = self._dynamics.disagreement(obs[same], actions[same])
         if self._spent or (len(self._holdout) and self.waited > self._patience):
             self._finish()
         return {**metrics, "model_epoch": float(self.epoch), "model_updates_done": float(self.total_updates)}
