@@ -73,7 +73,7 @@ def network(state):
     return part.get("model", part)  # a policy may be a learner of its own
 
 
-@pytest.mark.parametrize("algo", [algo for algo in SMOKE if algo != "dreamer"])  # says that it stays eager
+@pytest.mark.parametrize("algo", [algo for algo in SMOKE if algo != "dreamer"])  # whose updates are no graph
 def test_compiled_runs_go_straight_to_the_kernels_learn_the_same_and_resume_exactly(algo, tmp_path):
     spec, look = get_algorithm_spec(algo), Look()
     config = tiny_config(algo, tmp_path, compile=True, total_timesteps=96, eval_interval=0)

@@ -8,8 +8,12 @@ from torch.nn import functional as F
 
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.algorithms.optim import cannot_compile
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import fused
 from rl_training.models.dreamer import SIZES, PictureNorm
+from rl_training.runtime.workflows import resume_training
+from toys import StopAt, same_end
 
 pytestmark = pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_compile()))
 EPS = 1e-3
@@ -95,6 +99,17 @@ def test_a_compiled_dreamer_learns_what_an_eager_one_learns():
         torch.manual_seed(2)
         losses.append([agent.update(batch(), global_step=0).metrics["dreamer_world_model_loss"] for _ in range(3)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_compiled_run_resumes_exactly_and_compiled(tiny):
+    spec = get_algorithm_spec("dreamer")
+    config = tiny(
+        "dreamer", env_id="rl_training.envs.catch:Catch-v0", total_timesteps=96, compile=True, eval_interval=0
+    )
+    straight = load_checkpoint(spec.train(config, run_suffix="straight").checkpoint_path)
+    assert straight.trainer_state["engine"]["compile"] is True
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(50)])
+    same_end(straight, load_checkpoint(resume_training(stopped.run_dir).checkpoint_path))
 
 
 def test_acting_and_exports_do_not_depend_on_the_engine():
