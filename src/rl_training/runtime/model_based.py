@@ -59,6 +59,7 @@ class RolloutOptions(ModelOptions):
     synthetic_batch_ratio: float = opt(0.95, "share of imagined transitions in every batch", ge=0, le=1)
     policy_learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
     hidden_sizes: Sizes = opt((256, 256), "widths of the policy's hidden layers")
+    layer_norm: bool = opt(False, "normalise the critics' hidden layers, which bounds what they say of unseen actions")
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
     target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
@@ -67,9 +68,11 @@ class RolloutOptions(ModelOptions):
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """The arguments of MOPO and MBPO alike."""
         elites = min(self.num_elites, self.num_ensembles)
-        dim = plan.spaces.action_dim
+        sizes: dict[str, Any] = {"action_dim": plan.spaces.action_dim, "hidden_sizes": self.hidden_sizes}
+        if self.layer_norm:  # a network of one's own need not know of it
+            sizes["layer_norm"] = True
         return {
-            "policy_model": plan.make(MLPSACModel, **plan.shape, action_dim=dim, hidden_sizes=self.hidden_sizes),
+            "policy_model": plan.make(MLPSACModel, **plan.shape, **sizes),
             "dynamics_model": self.model(replace(plan, network=None), elites),
             "policy_learning_rate": self.policy_learning_rate,
             "model_learning_rate": self.model_learning_rate,
