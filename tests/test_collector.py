@@ -225,6 +225,18 @@ def test_atari_observations_are_four_grey_squares():
     env.close()
 
 
+def test_atari_observations_in_colour_are_the_screen_made_smaller():
+    pytest.importorskip("ale_py")
+    atari = {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 64, "grayscale": False}
+    env = EnvFactory("ALE/Boxing-v5", {"wrappers": {"atari": atari}}).make(training=True)
+    obs, _ = env.reset(seed=0)
+    screen = np.moveaxis(env.unwrapped.ale.getScreenRGB().astype(float), -1, 0)
+    assert obs.shape == (3, 64, 64) and env.observation_space.contains(obs)
+    assert np.allclose(obs.mean((1, 2)), screen.mean((1, 2)), atol=1.0)  # channel by channel
+    assert np.ptp(obs.mean((1, 2))) > 5  # which differ: Boxing's ring is green
+    env.close()
+
+
 def test_training_and_evaluation_have_settings_of_their_own():
     factory = EnvFactory("CartPole-v1", {"max_episode_steps": 7, "evaluation": {"max_episode_steps": 9}})
     assert factory.make(training=True).spec.max_episode_steps == 7

@@ -54,7 +54,8 @@ class AtariOptions(Options):
     frame_skip: int = opt(4, "emulator frames per action", ge=1)
     frame_stack: int = opt(4, "observations side by side", ge=1)
     noop_max: int = opt(30, "at most this many no-ops start an episode", ge=0)
-    screen_size: int = opt(84, "side of the grey square", ge=36)
+    screen_size: int = opt(84, "side of the square", ge=36)
+    grayscale: bool = opt(True, "one channel instead of three")
     terminal_on_life_loss: bool = opt(False, "a lost life ends an episode (training only, by env_kwargs.training)")
 
 

@@ -116,12 +116,19 @@ class PartialObservation(gym.ObservationWrapper):
 class AtariPreprocessing(gym.Wrapper):
     """The usual Atari protocol (Machado et al., 2018) on an ALE environment made with frameskip=1.
 
-    Repeats each action, takes the maximum of the last two frames, shrinks to a grey square (1, S, S), starts episodes with a
-    random number of no-ops, and can end episodes when a life is lost (for training).
+    Repeats each action, takes the maximum of the last two frames, shrinks to a square (1, S, S), or (3, S, S) in colour, starts
+    episodes with a random number of no-ops, and can end episodes when a life is lost (for training).
     """
 
     def __init__(
-        self, env: gym.Env, *, frame_skip: int, noop_max: int, screen_size: int, terminal_on_life_loss: bool
+        self,
+        env: gym.Env,
+        *,
+        frame_skip: int,
+        noop_max: int,
+        screen_size: int,
+        grayscale: bool,
+        terminal_on_life_loss: bool,
     ) -> None:
         super().__init__(env)
         self._skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
@@ -129,12 +136,14 @@ class AtariPreprocessing(gym.Wrapper):
         self._ale = env.unwrapped.ale  # type: ignore[attr-defined]
         height, width = self._ale.getScreenDims()
         self._resize = AreaResize((height, width), (screen_size, screen_size))
-        self._screens = np.zeros((2, height, width), np.uint8)
+        channels = 1 if grayscale else 3
+        self._screens = np.zeros((2, height, width, channels), np.uint8)
+        self._screen = self._ale.getScreenGrayscale if grayscale else self._ale.getScreenRGB
         self.life_lost, self.lives = False, 0
-        self.observation_space = gym.spaces.Box(0, 255, (1, screen_size, screen_size), np.uint8)
+        self.observation_space = gym.spaces.Box(0, 255, (channels, screen_size, screen_size), np.uint8)
 
     def _observation(self) -> np.ndarray:
-        return self._resize(self._screens.max(0)[None])
+        return self._resize(np.moveaxis(self._screens.max(0), -1, 0))
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
         if not self.life_lost or kwargs.get("seed") is not None:
@@ -149,7 +158,7 @@ class AtariPreprocessing(gym.Wrapper):
             if terminated or truncated:
                 _, info = self.env.reset()
         self.life_lost, self.lives = False, self._ale.lives()
-        self._ale.getScreenGrayscale(self._screens[0])
+        self._screen(self._screens[0].squeeze())
         self._screens[1] = 0
         return self._observation(), info
 
@@ -162,7 +171,7 @@ class AtariPreprocessing(gym.Wrapper):
             if self._lives_matter and self._ale.lives() < self.lives and not (terminated or truncated):
                 self.life_lost = terminated = True
             if repeat >= self._skip - 2 or terminated or truncated:
-                self._ale.getScreenGrayscale(self._screens[repeat % 2])
+                self._screen(self._screens[repeat % 2].squeeze())
             if terminated or truncated:
                 break
         return self._observation(), total, terminated, truncated, info
