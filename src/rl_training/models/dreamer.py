@@ -124,7 +124,8 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.weight) == 1:
-            return torch.addmm(self.bias[0], x.squeeze(1), self.weight[0])[:, None]
+            # squeezed, not indexed: the way back of an index fills a whole weight with zeros, at every step of a sequence
+            return torch.addmm(self.bias.squeeze(0), x.squeeze(1), self.weight.squeeze(0)).unsqueeze(1)
         return torch.baddbmm(self.bias, x.transpose(0, 1), self.weight).transpose(0, 1)
 
 
@@ -233,9 +234,12 @@ def padded(side: int) -> int:
     return max(2 * STRIDES, round(side / STRIDES) * STRIDES)
 
 
-def unit(pixels: torch.Tensor) -> torch.Tensor:
-    """A copy of pixels as floats in [0, 1]."""
-    return pixels.to(torch.float32, copy=True).mul_(1 / 255)
+UNIT = 1 / 255  # of a pixel
+
+
+def centred(pixels: torch.Tensor) -> torch.Tensor:
+    """A copy of pixels as floats in [-1/2, 1/2], channels last."""
+    return pixels.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).mul_(UNIT).sub_(0.5)
 
 
 class PixelEncoder(nn.Module):
@@ -258,7 +262,7 @@ class PixelEncoder(nn.Module):
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
         parts = target.flatten(0, -4).split(PICTURES)
-        tokens = [self.stages(unit(x).contiguous(memory_format=torch.channels_last).sub_(0.5)) for x in parts]
+        tokens = [self.stages(centred(x)) for x in parts]
         return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
 
 
@@ -311,7 +315,7 @@ class PixelDecoder(nn.Module):
 
         def error(features: torch.Tensor, place: slice) -> torch.Tensor:
             rows = self.blocks(features).permute(0, 2, 3, 1).flatten(1)
-            return SquaredError.apply(rows, unit(pictures[place]).index_select(1, self.places), self.inside)
+            return SquaredError.apply(rows, pictures[place].float().index_select(1, self.places), self.inside)
 
         return AtOnce.apply(error, PICTURES, features.flatten(0, -2), *self.parameters())
 
@@ -344,18 +348,19 @@ class AtOnce(torch.autograd.Function):
 
 
 class SquaredError(torch.autograd.Function):
-    """Of rows (B, N), weighted by 0 or 1 (N,) and summed to (B,): as autograd would have it, in half the passes."""
+    """Of rows (B, N) to pixels, weighted by 0 or 1 (N,) and summed to (B,): as autograd would have it, in half the passes. The copy of
+    the pixels, which becomes the error and then the gradient, is used up."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        error = (rows - target).mul_(weights)
+    def forward(ctx: Any, rows: torch.Tensor, pixels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        error = pixels.mul_(-UNIT).add_(rows).mul_(weights)
         ctx.save_for_backward(error)
         return torch.linalg.vecdot(error, error)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (error,) = ctx.saved_tensors
-        return error * (2 * grad[:, None]), None, None
+        return error.mul_(2 * grad[:, None]), None, None
 
 
 class VectorEncoder(nn.Module):

@@ -12,7 +12,7 @@ from rl_training.algorithms.dreamer import Dreamer
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.models.dreamer import State, unit
+from rl_training.models.dreamer import UNIT, State
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.workflows import config_of, find_checkpoint
 from rl_training.state import Rng
@@ -86,7 +86,7 @@ def dream_episode(config: TrainConfig, agent: Dreamer, *, steps: int = 50, seed:
         alone.append(model.features(last))
     seen = model.features(states)
     imagined = torch.cat([seen[:context], *([torch.stack(alone)] if alone else [])])
-    shown = unit(target) if target.ndim == 5 else target
+    shown = target.float() * UNIT if target.ndim == 5 else target
     real, told, alone_seen = (strip[:, 0].numpy() for strip in (shown, model.decoder(seen), model.decoder(imagined)))
     return Dreamed(real, told, alone_seen, context)
 
