@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(cannot_compile() is not None, reason=str(cannot_
 EPS = 1e-3
 
 
-def rows(width: int) -> tuple[torch.Tensor, ...]:
+def rows(width: int, count: int = 257) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(width)
-    x, gain, bias = 3 * torch.randn(257, width) + 1, torch.randn(width), torch.randn(width)
+    x, gain, bias = 3 * torch.randn(count, width) + 1, torch.randn(width), torch.randn(width)
     return tuple(t.requires_grad_() for t in (x, gain, bias))
 
 
@@ -30,16 +30,18 @@ def both(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return F.silu(F.layer_norm(x, gain.shape, gain, bias, EPS)), fused.NormSiLU.apply(x, gain, bias, EPS)
 
 
+@pytest.mark.parametrize("count", [1, 256, 257])  # rows of eight go in pairs, if they can
 @pytest.mark.parametrize("width", [8, 16, 24, 64, 128])  # unrolled, and not
-def test_the_kernel_is_layer_norm_and_silu(width: int):
-    plain, one = both(rows(width))
+def test_the_kernel_is_layer_norm_and_silu(width: int, count: int):
+    plain, one = both(rows(width, count))
     torch.testing.assert_close(one, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 256, 257])
 @pytest.mark.parametrize("width", [8, 16, 24, 64, 128])
-def test_so_are_its_gradients(width: int):
-    inputs = rows(width)
-    weights = torch.randn(257, width)
+def test_so_are_its_gradients(width: int, count: int):
+    inputs = rows(width, count)
+    weights = torch.randn(count, width)
     plain, one = (torch.autograd.grad((y * weights).sum(), inputs) for y in both(inputs))
     for ours, theirs in zip(one, plain):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -59,8 +61,9 @@ def test_a_nan_stays_one():
     assert torch.isnan(y).any(1).tolist() == [False, True, False, False]
 
 
-def test_two_threads_make_what_one_makes_but_for_rounding():
-    inputs, before, results = rows(16), torch.get_num_threads(), []
+@pytest.mark.parametrize(("width", "count"), [(8, 256), (8, 258), (8, 257), (16, 257)])
+def test_two_threads_make_what_one_makes_but_for_rounding(width: int, count: int):
+    inputs, before, results = rows(width, count), torch.get_num_threads(), []
     try:
         for threads in (1, 2, 2):
             torch.set_num_threads(threads)
