@@ -70,7 +70,8 @@ def comparable(record: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]
 
     def told(figure: dict[str, Any]) -> str:
         what = f"{figure['algo']}, {figure['env_id']}, {figure['steps']:,} steps; {known['sources'][figure['source']]['name']}"
-        return f"{figure['return']:.4g} ± {figure['std']:.4g} ({what})"
+        spread = f" ± {figure['std']:.4g}" if "std" in figure else ""
+        return f"{figure['return']:.4g}{spread} ({what})"
 
     own = [figure for figure in figures if figure["algo"] == record["algo"]]
     return told(own[0]) if own else "no comparable figure", told(max(figures, key=lambda figure: figure["return"]))
