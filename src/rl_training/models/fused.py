@@ -54,25 +54,23 @@ static inline Sixteen sum_of_eights(Sixteen v) {
 
 // How rows lie in vectors: R of them in one, or one in several. ``spread`` puts a number of each row into its lanes, ``total`` the
 // sum of its lanes, ``folded`` adds the rows up.
-struct InEights {
-  typedef Eight V;
-  enum { L = 8, R = 1 };
+template <int LANES> struct OneRow {
+  typedef typename Of<LANES>::Lanes V;
+  enum { L = LANES, R = 1 };
   static V spread(const float* rows) { return V{} + rows[0]; }
-  static V total(V v) { return sum_of_eights(v); }
   static V repeated(const float* x) { return load<V>(x); }
   static void folded(float* x, V v) { store(x, v); }
 };
 
-struct InSixteens {
-  typedef Sixteen V;
-  enum { L = 16, R = 1 };
-  static V spread(const float* rows) { return V{} + rows[0]; }
+struct InEights : OneRow<8> {
+  static V total(V v) { return sum_of_eights(v); }
+};
+
+struct InSixteens : OneRow<16> {
   static V total(V v) {
     v = sum_of_eights(v);
     return v + beside(half(v, 1), half(v, 0));
   }
-  static V repeated(const float* x) { return load<V>(x); }
-  static void folded(float* x, V v) { store(x, v); }
 };
 
 struct InPairs {  // two rows of eight
@@ -108,8 +106,9 @@ template <class V> static inline V sigmoid(V x) {
 template <class In, int W> static void normalised(const float* x, const float* gain, const float* bias, float* y, float* rows,
                                                   long n, int width, float eps) {
   typedef typename In::V V;
+  enum { MOST_VECTORS = (W ? W * In::R : MOST) / In::L };
   const int C = W ? W : width, step = C * In::R, vectors = step / In::L;
-  V a[(W ? W * In::R : MOST) / In::L], b[(W ? W * In::R : MOST) / In::L];
+  V a[MOST_VECTORS], b[MOST_VECTORS];
   for (int v = 0; v < vectors; v++) a[v] = In::repeated(gain + v * In::L), b[v] = In::repeated(bias + v * In::L);
   for (long i = 0; i < n; i += In::R, x += step, y += step, rows += 2 * In::R) {
     V sum = {}, squares = {};
