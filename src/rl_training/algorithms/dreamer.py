@@ -14,13 +14,12 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, 
 from rl_training.algorithms.metrics import Metrics
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
-from rl_training.models import fused
+from rl_training.models import pictures
 from rl_training.models.dreamer import (
     Actor,
     AtOnce,
     Critic,
     GreedyDreamer,
-    PictureNorm,
     Size,
     State,
     WorldModel,
@@ -138,21 +137,21 @@ class Dreamer(Learner):
 
     def use_compiled(self) -> None:
         """Updates stay eager, since as a graph they would be unrolled over time and take minutes to compile; what is compiled is
-        the norm of pictures, which takes a fifth of a world model's update."""
-        norms = self._fusible()
-        if norms and (obstacle := fused.cannot_build()):
+        the way of pictures through the convolutions."""
+        if (parts := self._fusible()) and (obstacle := pictures.cannot_build(self.world_model.encoder.sizes)):
             warnings.warn(f"updates run eagerly: compiling failed ({obstacle})", stacklevel=2)
             return
-        for norm in norms:
-            norm.fused = True
+        for part in parts:
+            part.fused = True
 
     @property
     def compiled(self) -> bool:
-        return any(norm.fused for norm in self._fusible())
+        return any(part.fused for part in self._fusible())
 
-    def _fusible(self) -> list[PictureNorm]:
-        norms = [part for part in self.world_model.modules() if isinstance(part, PictureNorm)]
-        return [norm for norm in norms if fused.fits(norm.weight)]
+    def _fusible(self) -> list[Any]:
+        """The parts that have a kernel of our own."""
+        parts = (self.world_model.encoder, self.world_model.decoder)
+        return [part for part in parts if hasattr(part, "fused") and self._device.type == "cpu"]
 
     # ---- acting
 
@@ -179,9 +178,9 @@ class Dreamer(Learner):
         for unused in ("decoder", "reward", "goes_on", "bins"):
             delattr(world_model, unused)
         del world_model.rssm.prior_net
-        for norm in world_model.modules():
-            if isinstance(norm, PictureNorm):
-                norm.fused = False
+        for part in world_model.modules():
+            if getattr(part, "fused", False):
+                part.fused = False
         return GreedyDreamer(world_model, self.actor, self.head, self._sizes)
 
     def as_inputs(self, actions: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rl_training.models.fused import NormSiLU
 from rl_training.models.mlp import Linear
+from rl_training.models.pictures import Encode, PaintingError
 
 EPS = 1e-3  # of every norm
 UNIMIX = 0.01  # share of the uniform distribution in every categorical
@@ -86,17 +86,11 @@ class TwoHot(nn.Module):
 
 
 class PictureNorm(nn.LayerNorm):
-    """Layer normalisation over the channels of pictures (B, C, H, W), and SiLU after it; ``fused``, learning makes both in one."""
-
-    fused = False
+    """Layer normalisation over the channels of pictures (B, C, H, W), and SiLU after it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.permute(0, 2, 3, 1)  # as it lies in memory already, channels last
-        if self.fused and torch.is_grad_enabled():  # acting is the same whatever the engine
-            y = NormSiLU.apply(rows.flatten(0, 2), self.weight, self.bias, self.eps).view(rows.shape)
-        else:
-            y = F.silu(super().forward(rows))
-        return y.permute(0, 3, 1, 2)
+        return F.silu(super().forward(rows)).permute(0, 3, 1, 2)
 
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:
@@ -242,11 +236,19 @@ def centred(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).mul_(UNIT).sub_(0.5)
 
 
+def learns_fused(module: Any) -> bool:
+    """Whether a kernel of our own is to be used: not in acting, which is the same whatever the engine."""
+    return module.fused and torch.is_grad_enabled()
+
+
 class PixelEncoder(nn.Module):
+    fused = False  # whether learning goes through ``Encode``
+
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
         channels, stages = shape[0], []
         self.sides = (padded(shape[1]), padded(shape[2]))
+        self.sizes = (*self.sides, channels, *(multiple * size.depth for multiple in size.stages))
         for multiple in size.stages:
             width = multiple * size.depth
             stages += [nn.Conv2d(channels, width, 4, 2, 1, bias=False), PictureNorm(width, EPS)]
@@ -261,9 +263,15 @@ class PixelEncoder(nn.Module):
         return F.interpolate(obs.flatten(0, -4).float(), self.sides, mode="area").view(*obs.shape[:-2], *self.sides)
 
     def forward(self, target: torch.Tensor) -> torch.Tensor:
-        parts = target.flatten(0, -4).split(PICTURES)
-        tokens = [self.stages(centred(x)) for x in parts]
-        return torch.cat([x.permute(0, 2, 3, 1).flatten(1) for x in tokens]).view(*target.shape[:-3], self.width)
+        encode = self._encode_fused if learns_fused(self) else self._encode
+        parts = [encode(x) for x in target.flatten(0, -4).split(PICTURES)]
+        return torch.cat(parts).view(*target.shape[:-3], self.width)
+
+    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.stages(centred(pictures)).permute(0, 2, 3, 1).flatten(1)
+
+    def _encode_fused(self, pictures: torch.Tensor) -> torch.Tensor:
+        return Encode.apply(pictures, self.sizes, EPS, *self.stages.parameters())
 
 
 class PixelDecoder(nn.Module):
@@ -272,10 +280,12 @@ class PixelDecoder(nn.Module):
 
     places: torch.Tensor
     inside: torch.Tensor
+    fused = False  # whether learning goes through ``PaintingError``
 
     def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:
         super().__init__()
         sides = (padded(shape[1]), padded(shape[2]))
+        self.sizes = (*sides, shape[0], *(multiple * size.depth for multiple in size.stages))
         self.sides = (sides[0] // STRIDES, sides[1] // STRIDES)
         self.width = size.stages[-1] * size.depth
         self.first = layer(features, self.width * self.sides[0] * self.sides[1])
@@ -311,6 +321,11 @@ class PixelDecoder(nn.Module):
 
     def loss(self, features: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Squared error, summed over pixels and averaged over pictures (..., C, H, W), of features (..., F)."""
+        if learns_fused(self):
+            pairs = zip(self.stages[-2::-2], self.stages[-1::-2])  # of convolution and norm, from fine to coarse
+            parameters = [p for pair in ((self.last,), *pairs) for part in pair for p in part.parameters()]
+            inputs = self.first(features.flatten(0, -2))
+            return PaintingError.apply(inputs, target.flatten(0, -4), self.sizes, EPS, *parameters)
         pictures = target.flatten(0, -4).flatten(1)
 
         def error(features: torch.Tensor, place: slice) -> torch.Tensor:
