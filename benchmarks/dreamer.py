@@ -43,8 +43,6 @@ def work(agent) -> dict[str, Callable]:
     """What is timed. Parts of the world model run forward and backward on their own, from random inputs."""
     import torch
 
-    from rl_training.models.dreamer import centred
-
     model, rssm = agent.world_model, agent.world_model.rssm
     shape = (LENGTH, BATCH)
     batch = {
@@ -88,7 +86,6 @@ def work(agent) -> dict[str, Callable]:
         "decoder and its loss": lambda: back(model.decoder.loss(features, target), features, modules=(model.decoder,)),
         "recurrence": recurrence,
         "prior, reward, continuation": heads,
-        "pixels to floats": lambda: centred(batch["obs"].flatten(0, 1)),
         "optimizer": lambda: agent.world_optimizer.step(gradient),
         "imagination": lambda: agent._imagine(observed),
         "actor and critic from it": behaviour,

@@ -234,7 +234,7 @@ def test_pictures_of_any_size_come_back_as_they_are_learned(side):
     assert encoder.sides == ((80, 80) if side == 84 else (side, side))
 
 
-def test_pictures_in_blocks_are_those_of_the_transposed_convolution_and_so_are_their_gradients(monkeypatch):
+def test_the_error_of_pictures_in_portions_is_that_of_all_and_so_are_its_gradients(monkeypatch):
     monkeypatch.setattr(dreamer, "PICTURES", 4)  # of six: in two portions
     torch.manual_seed(0)
     decoder, features, target = (
@@ -242,10 +242,7 @@ def test_pictures_in_blocks_are_those_of_the_transposed_convolution_and_so_are_t
         torch.randn(2, 3, 20, requires_grad=True),
         torch.randint(256, (2, 3, 3, 32, 48), dtype=torch.uint8),
     )
-    x = decoder.first(features.flatten(0, 1)).view(-1, *decoder.sides, decoder.width).permute(0, 3, 1, 2)
-    pictures = decoder.last(decoder.stages(x)).view(target.shape)
-    torch.testing.assert_close(decoder(features), pictures)
-    plain, quick = (pictures - target / 255).square().sum((-3, -2, -1)).mean(), decoder.loss(features, target)
+    plain, quick = (decoder(features) - target / 255).square().sum((-3, -2, -1)).mean(), decoder.loss(features, target)
     torch.testing.assert_close(quick, plain)
     leaves = [features, *decoder.parameters()]
     wanted = torch.autograd.grad(3 * plain, leaves)

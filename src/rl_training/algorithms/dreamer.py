@@ -14,18 +14,10 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, 
 from rl_training.algorithms.metrics import Metrics
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
-from rl_training.models import pictures
-from rl_training.models.dreamer import (
-    Actor,
-    AtOnce,
-    Critic,
-    GreedyDreamer,
-    Size,
-    State,
-    WorldModel,
-    divergence,
-)
+from rl_training.models import kernels
+from rl_training.models.dreamer import Actor, AtOnce, Critic, GreedyDreamer, WorldModel
 from rl_training.models.heads import Categorical, SquashedGaussian
+from rl_training.models.rssm import Size, State, divergence
 
 FREE = 1.0  # nats of either divergence that cost nothing
 DYNAMICS, REPRESENTATION, REPLAY_VALUE, SLOW_VALUE = 1.0, 0.1, 0.3, 1.0  # weights of losses
@@ -136,9 +128,10 @@ class Dreamer(Learner):
         self.WORTH_COMPILING = 100 if self._fusible() else 10**12  # type: ignore[misc]
 
     def use_compiled(self) -> None:
-        """Updates stay eager, since as a graph they would be unrolled over time and take minutes to compile; what is compiled is
-        the way of pictures through the convolutions."""
-        if (parts := self._fusible()) and (obstacle := pictures.cannot_build(self.world_model.encoder.sizes)):
+        """Updates stay eager, since as a graph they would be unrolled over time and take minutes to compile; what is compiled are
+        kernels of our own, for pictures on their way through the convolutions and for the recurrence."""
+        parts = self._fusible()
+        if parts and (obstacle := kernels.cannot_build(parts)):
             warnings.warn(f"updates run eagerly: compiling failed ({obstacle})", stacklevel=2)
             return
         for part in parts:
@@ -148,10 +141,10 @@ class Dreamer(Learner):
     def compiled(self) -> bool:
         return any(part.fused for part in self._fusible())
 
-    def _fusible(self) -> list[Any]:
-        """The parts that have a kernel of our own."""
-        parts = (self.world_model.encoder, self.world_model.decoder)
-        return [part for part in parts if hasattr(part, "fused") and self._device.type == "cpu"]
+    def _fusible(self) -> list[kernels.Fusible]:
+        """The parts that have a kernel of our own here."""
+        on_cpu = self._device.type == "cpu"
+        return [part for part in self.world_model.modules() if isinstance(part, kernels.Fusible) and on_cpu]
 
     # ---- acting
 
@@ -179,7 +172,7 @@ class Dreamer(Learner):
             delattr(world_model, unused)
         del world_model.rssm.prior_net
         for part in world_model.modules():
-            if getattr(part, "fused", False):
+            if isinstance(part, kernels.Fusible):
                 part.fused = False
         return GreedyDreamer(world_model, self.actor, self.head, self._sizes)
 

@@ -1,7 +1,8 @@
-"""The kernel that takes pictures through Dreamer's convolutions, beside torch's own functions."""
+"""Dreamer's kernels beside torch's own functions: pictures through the convolutions, sequences through the recurrence."""
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from rl_training.algorithms.optim import cannot_compile
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import dreamer as models
-from rl_training.models import pictures
+from rl_training.models import kernels
 from rl_training.models.dreamer import SIZES, PixelDecoder, PixelEncoder
+from rl_training.models.rssm import RSSM, Size, State
 from rl_training.runtime.workflows import resume_training
 from toys import StopAt, same_end
 
@@ -62,6 +64,17 @@ def painted(decoder: PixelDecoder, target: torch.Tensor, fused: bool) -> list[to
     return [loss.detach(), *torch.autograd.grad(3 * loss, [features, *decoder.parameters()])]
 
 
+def with_threads(run: Callable[[], list[torch.Tensor]], numbers: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in numbers:
+            torch.set_num_threads(threads)
+            results.append(run())
+    finally:
+        torch.set_num_threads(before)
+    return results
+
+
 def same(ones: list[torch.Tensor], others: list[torch.Tensor], tolerance: float = 1e-5) -> None:
     """Equal, but for rounding, beside the largest number in each."""
     for one, other in zip(ones, others, strict=True):
@@ -99,14 +112,12 @@ def test_a_picture_knows_nothing_of_the_others(network):
 
 def test_two_threads_make_what_one_makes_but_for_rounding(network):
     encoder, decoder = network
-    target, before, results = pixels(encoder, 5), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 2):
-            torch.set_num_threads(threads)
-            results.append(encoded(encoder, target, True) + painted(decoder, target, True))
-    finally:
-        torch.set_num_threads(before)
-    one, two, again = results
+    target = pixels(encoder, 5)
+
+    def both() -> list[torch.Tensor]:
+        return encoded(encoder, target, True) + painted(decoder, target, True)
+
+    one, two, again = with_threads(both, (1, 2, 2))
     same(two, one)
     assert all(torch.equal(x, y) for x, y in zip(two, again))
 
@@ -125,6 +136,60 @@ def test_a_nan_stays_one_and_stays_in_its_picture():
     target[1, 0, 4, 4] = torch.nan
     tokens = encoded(encoder, target, True)[0]
     assert torch.isnan(tokens).any(1).tolist() == [False, True, False]
+
+
+RECURRENCES = {  # size, sequences
+    "one block": (SIZES["tiny"], 16),
+    "more sequences than go together, and not twice as many": (SIZES["nano"], 11),
+    "blocks, and widths that fill no vector": (
+        Size(deter=24, hidden=20, latents=3, classes=5, units=16, depth=2, blocks=2, embed=7),
+        3,
+    ),
+}
+
+
+@pytest.fixture(params=RECURRENCES)
+def recurrence(request: pytest.FixtureRequest) -> tuple[RSSM, int]:
+    size, n = RECURRENCES[request.param]
+    torch.manual_seed(0)
+    rssm = RSSM(size, 3, 8)
+    for parameter in rssm.parameters():  # far from what it starts with
+        torch.nn.init.normal_(parameter, std=0.5 if parameter.ndim < 2 else 0.7 * parameter.shape[-1] ** -0.5)
+    return rssm, n
+
+
+def observed(rssm: RSSM, n: int, fused: bool) -> list[torch.Tensor]:
+    """States, latents and posteriors of random sequences in which episodes start here and there, and the gradient of something random."""
+    torch.manual_seed(1)
+    rssm.fused, length, wide = fused, 6, (n, rssm.size.deter)
+    tokens, actions, starts = (
+        torch.randn(length, n, 8),
+        torch.randn(length, n, 3),
+        (torch.rand(length, n) < 0.2).float(),
+    )
+    state, noise = State(torch.randn(wide), torch.randn(n, rssm.flat)), rssm.noise(length, n)
+    inputs = [x.requires_grad_() for x in (tokens, *state)]
+    states, logp = rssm.observe(tokens, actions, starts, state, noise)
+    outputs = (*states, logp)
+    loss = sum((x * torch.randn(x.shape)).sum() for x in outputs)
+    used = [p for name, p in rssm.named_parameters() if "prior" not in name]
+    return [x.detach() for x in outputs] + list(torch.autograd.grad(loss, [*inputs, *used]))
+
+
+def test_the_kernel_recurs_as_torch_does_and_so_does_its_way_back(recurrence):
+    same(observed(*recurrence, True), observed(*recurrence, False))
+
+
+def test_latents_of_the_kernel_are_one_hot(recurrence):
+    rssm, n = recurrence
+    latents = observed(rssm, n, True)[1].unflatten(-1, (rssm.size.latents, rssm.size.classes))
+    assert set(latents.unique().tolist()) == {0.0, 1.0} and (latents.sum(-1) == 1).all()
+
+
+def test_sequences_on_two_threads_are_those_on_one_but_for_rounding(recurrence):
+    one, two, again = with_threads(lambda: observed(*recurrence, True), (1, 2, 2))
+    same(two, one)
+    assert all(torch.equal(x, y) for x, y in zip(two, again))
 
 
 def dreamer(obs_shape: tuple[int, ...] = (3, 32, 32), size: str = "tiny") -> Dreamer:
@@ -176,18 +241,24 @@ def test_acting_and_exports_do_not_depend_on_the_engine():
     with torch.no_grad():
         assert torch.equal(encoder(target), eager)
     exported = agent.policy_module()
-    assert exported.world_model.encoder.fused is False
+    assert not any(part.fused for part in exported.modules() if isinstance(part, kernels.Fusible))
     assert agent.compiled
 
 
-def test_without_pictures_nothing_is_compiled_nor_worth_it():
-    agent = dreamer((4,))
+def test_without_pictures_the_recurrence_alone_is_compiled():
+    agent = dreamer((4,), "nano")
+    agent.use_compiled()
+    assert [type(part) for part in agent._fusible()] == [RSSM] and agent.compiled
+
+
+def test_elsewhere_than_on_a_cpu_nothing_is_compiled_nor_worth_it():
+    agent = Dreamer(obs_shape=(3, 32, 32), size=SIZES["nano"], num_actions=2, device="meta")
     agent.use_compiled()
     assert not agent.compiled and agent.WORTH_COMPILING > 10**9
 
 
 def test_without_a_library_updates_stay_eager_and_say_so(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pictures, "cannot_build", lambda sizes: "no compiler today")
+    monkeypatch.setattr(kernels, "cannot_build", lambda parts: "no compiler today")
     agent = dreamer()
     with pytest.warns(UserWarning, match="no compiler today"):
         agent.use_compiled()

@@ -1,0 +1,332 @@
+// Dreamer's recurrence through sequences: states and latents, step by step, and the way back through time. Sequences do not see each
+// other; a few go through together, as many as a product has outputs in registers. The way back makes the gradients of what goes into
+// every product; those of weights are then products over all steps at once, and torch's to make.
+//
+// SIZES is how many sequences go together, the recurrence's blocks, the widths of the deterministic state, of hidden layers and of an
+// embedded action, and the number of latents and of their classes.
+
+template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int CLASSES_> struct Recurrence {
+  static constexpr int TOGETHER = TOGETHER_, BLOCKS = BLOCKS_, D = D_, H = H_, E = E_, CLASSES = CLASSES_, F = LATENTS * CLASSES;
+  static constexpr int WIDTH = D / BLOCKS, MIXED = 2 * H + E, CHUNK = WIDTH + MIXED;
+  static constexpr int NORMS = 6 * H + 2 * D;
+  static constexpr int NUMBERS = 2 * H * D + 2 * H * F + F + D * CHUNK + D + 3 * D * WIDTH + 3 * D + NORMS;
+  template <int N> using All = float[TOGETHER][N];
+  template <int IN, int OUT> using Product = Weight<1, IN, OUT, 2>;
+  typedef typename Of<lanes_of_pixels(WIDTH, 1)>::Lanes V;
+  typedef typename Of<lanes_of_pixels(CLASSES, 1)>::Lanes K;
+
+  // Of a step of a sequence: what the way back needs ...
+  struct Kept {
+    float inputs[BLOCKS][CHUNK], inner[D], hidden[H], chances[F];
+    float reset[D], candidate[D], proposed[D], update[D];
+    float z_deter[H], z_stoch[H], z_inner[D], z_hidden[H], scales[4];
+  };
+  // ... and the gradients of what came out of each product, and of the embedded action
+  struct Slopes {
+    float deter[H], stoch[H], hidden[H], logits[F], inner[D], gates[3 * D], action[E];
+  };
+
+  Norm<H, 1> of_deter, of_stoch, of_hidden;
+  Norm<D, 1> of_inner;
+  float inner_bias[D], gates_bias[3 * D], logits_bias[F];
+  float uniform;  // the share of the uniform distribution in a latent's chances
+
+  // the numbers after the weights
+  void take_rest(const float* numbers, float eps) {
+    auto next = [&](float* to, int count) { std::memcpy(to, numbers, 4 * count), numbers += count; };
+    next(logits_bias, F);
+    numbers += D * CHUNK;
+    next(inner_bias, D);
+    numbers += 3 * D * WIDTH;
+    next(gates_bias, 3 * D);
+    of_deter.take(numbers, eps), of_stoch.take(numbers + 2 * H, eps);
+    of_inner.take(numbers + 4 * H, eps), of_hidden.take(numbers + 4 * H + 2 * D, eps);
+  }
+  void give_norms(float* gradient) const {
+    of_deter.give(gradient), of_stoch.give(gradient + 2 * H);
+    of_inner.give(gradient + 4 * H), of_hidden.give(gradient + 4 * H + 2 * D);
+  }
+  static const float* after_weights(const float* numbers) { return numbers + 2 * H * D + 2 * H * F; }
+
+  template <int N> static void add(float* x, const float* y) {
+    typedef typename Of<lanes_of_pixels(N, 1)>::Lanes L;
+    for (int i = 0; i < N; i += LANES<L>) store(x + i, load<L>(x + i) + load<L>(y + i));
+  }
+  template <int N> static void scale(float* x, const float* y, float factor) {
+    typedef typename Of<lanes_of_pixels(N, 1)>::Lanes L;
+    for (int i = 0; i < N; i += LANES<L>) store(x + i, load<L>(y + i) * factor);
+  }
+};
+
+template <class R> struct Forward : R {
+  using R::BLOCKS, R::D, R::H, R::E, R::CLASSES, R::F, R::WIDTH, R::CHUNK;
+  static constexpr int N = R::TOGETHER;
+  template <int W> using All = typename R::template All<W>;
+  using V = typename R::V;
+  using K = typename R::K;
+  typename R::template Product<D, H> by_deter, by_known;
+  typename R::template Product<F, H> by_stoch;
+  typename R::template Product<CHUNK, WIDTH> by_inner[BLOCKS];
+  typename R::template Product<WIDTH, 3 * WIDTH> by_gates[BLOCKS];
+  typename R::template Product<H, F> by_hidden;
+  All<D> deter, before_deter, before_inner, inner;
+  All<F> stoch, before_stoch, logits;
+  All<H> before_of_deter, before_of_stoch, before_hidden, hidden;
+  All<BLOCKS * CHUNK> inputs;
+  All<3 * D> gates;
+
+  void take(const float* numbers, float eps) {
+    auto linear = [&](auto& product, int in, int out) {  // (out, in)
+      product.pack([&](int, int j, int n) { return numbers[n * in + j]; });
+      numbers += in * out;
+    };
+    auto block = [&](auto& product, int in, int out) {  // (blocks, in, out)
+      for (int b = 0; b < BLOCKS; b++, numbers += in * out) product[b].pack([&](int, int j, int n) { return numbers[j * out + n]; });
+    };
+    const float* rest = R::after_weights(numbers);
+    linear(by_deter, D, H), linear(by_stoch, F, H), linear(by_known, D, H), linear(by_hidden, H, F);
+    R::take_rest(rest, eps);
+    numbers = rest + F;
+    block(by_inner, CHUNK, WIDTH);
+    numbers += D;
+    block(by_gates, WIDTH, 3 * WIDTH);
+  }
+
+  void recur(const float* was, float* is, typename R::Kept& kept, const float* gate) {
+    constexpr int L = LANES<V>;
+    for (int b = 0; b < BLOCKS; b++)
+      for (int i = 0; i < WIDTH; i += L) {
+        auto at = [&](int which) {
+          const int place = (b * 3 + which) * WIDTH + i;
+          return load<V>(gate + place) + load<V>(R::gates_bias + place);
+        };
+        const V reset = sigmoid<V>(at(0)), candidate = at(1), update = sigmoid<V>(at(2) - 1.0f);
+        const V proposed = 2.0f * sigmoid<V>(2.0f * reset * candidate) - 1.0f, old = load<V>(was + b * WIDTH + i);
+        store(is + b * WIDTH + i, old + update * (proposed - old));
+        store(kept.reset + b * WIDTH + i, reset), store(kept.candidate + b * WIDTH + i, candidate);
+        store(kept.proposed + b * WIDTH + i, proposed), store(kept.update + b * WIDTH + i, update);
+      }
+  }
+
+  // chances of latents, and the one of each that is the largest, times its luck
+  void draw(const float* of, const float* luck, float* chances, float* drawn) {
+    constexpr int L = LANES<K>;
+    for (int first = 0; first < F; first += CLASSES) {
+      float largest = of[first], best = -1;
+      for (int i = 1; i < CLASSES; i++) largest = of[first + i] > largest ? of[first + i] : largest;
+      K sum = {};
+      for (int i = first; i < first + CLASSES; i += L) {
+        const K e = exponential<K>(load<K>(of + i) - largest);
+        store(chances + i, e), sum += e;
+      }
+      const float share = 1 / total<L>(sum)[0];
+      int which = first;
+      for (int i = first; i < first + CLASSES; i++) {
+        chances[i] *= share;
+        const float odds = (chances[i] * (1 - R::uniform) + R::uniform / CLASSES) * luck[i];
+        if (odds > best) best = odds, which = i;
+        drawn[i] = 0;
+      }
+      drawn[which] = 1;
+    }
+  }
+
+  // a step of ``count`` sequences; pointers are to the first one's
+  void step(int count, const float* keep, const float* action, const float* told, const float* luck, typename R::Kept* kept,
+            float* deters, float* stochs) {
+    for (int r = 0; r < count; r++) {
+      R::template scale<D>(before_deter[r], deter[r], keep[r]);
+      R::template scale<F>(before_stoch[r], stoch[r], keep[r]);
+    }
+    by_deter.template along<N, D, 0>(before_deter[0], before_of_deter[0]);
+    by_stoch.template along<N, F, 0>(before_stoch[0], before_of_stoch[0]);
+    for (int r = 0; r < count; r++) {
+      float mixed[R::MIXED];
+      R::of_deter.forward(1, before_of_deter[r], 0, kept[r].z_deter, kept[r].scales, mixed, 0);
+      R::of_stoch.forward(1, before_of_stoch[r], 0, kept[r].z_stoch, kept[r].scales + 1, mixed + H, 0);
+      std::memcpy(mixed + 2 * H, action + r * E, 4 * E);
+      for (int b = 0; b < BLOCKS; b++) {
+        float* input = inputs[r] + b * CHUNK;
+        std::memcpy(input, before_deter[r] + b * WIDTH, 4 * WIDTH);
+        std::memcpy(input + WIDTH, mixed, sizeof mixed);
+      }
+      std::memcpy(kept[r].inputs, inputs[r], sizeof inputs[r]);
+    }
+    for (int b = 0; b < BLOCKS; b++)
+      by_inner[b].template along<N, BLOCKS * CHUNK, 0, D>(inputs[0] + b * CHUNK, before_inner[0] + b * WIDTH);
+    for (int r = 0; r < count; r++) {
+      R::template add<D>(before_inner[r], R::inner_bias);
+      R::of_inner.forward(1, before_inner[r], 0, kept[r].z_inner, kept[r].scales + 2, inner[r], 0);
+      std::memcpy(kept[r].inner, inner[r], sizeof inner[r]);
+    }
+    for (int b = 0; b < BLOCKS; b++)
+      by_gates[b].template along<N, D, 0, 3 * D>(inner[0] + b * WIDTH, gates[0] + b * 3 * WIDTH);
+    for (int r = 0; r < count; r++) recur(before_deter[r], deter[r], kept[r], gates[r]);
+    by_known.template along<N, D, 0>(deter[0], before_hidden[0]);
+    for (int r = 0; r < count; r++) {
+      R::template add<H>(before_hidden[r], told + r * H);
+      R::of_hidden.forward(1, before_hidden[r], 0, kept[r].z_hidden, kept[r].scales + 3, hidden[r], 0);
+      std::memcpy(kept[r].hidden, hidden[r], sizeof hidden[r]);
+    }
+    by_hidden.template along<N, H, 0>(hidden[0], logits[0]);
+    for (int r = 0; r < count; r++) {
+      R::template add<F>(logits[r], R::logits_bias);
+      draw(logits[r], luck + r * F, kept[r].chances, stoch[r]);
+      std::memcpy(deters + r * D, deter[r], sizeof deter[r]), std::memcpy(stochs + r * F, stoch[r], sizeof stoch[r]);
+    }
+  }
+};
+
+template <class R> struct Backward : R {
+  using R::BLOCKS, R::D, R::H, R::E, R::CLASSES, R::F, R::WIDTH, R::CHUNK;
+  static constexpr int N = R::TOGETHER;
+  template <int W> using All = typename R::template All<W>;
+  using V = typename R::V;
+  typename R::template Product<H, D> to_deter, to_known;
+  typename R::template Product<H, F> to_stoch;
+  typename R::template Product<WIDTH, CHUNK> to_inputs[BLOCKS];
+  typename R::template Product<3 * WIDTH, WIDTH> to_inner[BLOCKS];
+  typename R::template Product<F, H> to_hidden;
+  All<D> deter, inner, before_inner, more_deter;  // deter and stoch: handed on to the step before
+  All<F> stoch, logits;
+  All<H> hidden, before_hidden, before_of_deter, before_of_stoch;
+  All<3 * D> gates;
+  All<BLOCKS * CHUNK> inputs;
+
+  void take(const float* numbers, float eps) {
+    auto linear = [&](auto& product, int in, int out) {
+      product.pack([&](int, int j, int n) { return numbers[j * in + n]; });
+      numbers += in * out;
+    };
+    auto block = [&](auto& product, int in, int out) {
+      for (int b = 0; b < BLOCKS; b++, numbers += in * out) product[b].pack([&](int, int j, int n) { return numbers[n * out + j]; });
+    };
+    const float* rest = R::after_weights(numbers);
+    linear(to_deter, D, H), linear(to_stoch, F, H), linear(to_known, D, H), linear(to_hidden, H, F);
+    R::take_rest(rest, eps);
+    numbers = rest + F;
+    block(to_inputs, CHUNK, WIDTH);
+    numbers += D;
+    block(to_inner, WIDTH, 3 * WIDTH);
+  }
+
+  void step(int count, const float* keep, const float* of_deter, const float* of_chances, const typename R::Kept* kept,
+            typename R::Slopes* slopes) {
+    constexpr int L = LANES<V>;
+    for (int r = 0; r < count; r++) {
+      for (int first = 0; first < F; first += CLASSES) {
+        float mean = 0;
+        for (int i = first; i < first + CLASSES; i++) {
+          logits[r][i] = of_chances[r * F + i] + (1 - R::uniform) * stoch[r][i];
+          mean += kept[r].chances[i] * logits[r][i];
+        }
+        for (int i = first; i < first + CLASSES; i++) logits[r][i] = kept[r].chances[i] * (logits[r][i] - mean);
+      }
+      std::memcpy(slopes[r].logits, logits[r], sizeof logits[r]);
+    }
+    to_hidden.template along<N, F, 0>(logits[0], hidden[0]);
+    for (int r = 0; r < count; r++) {
+      R::of_hidden.backward(1, hidden[r], 0, kept[r].z_hidden, kept[r].scales + 3, before_hidden[r], nullptr);
+      std::memcpy(slopes[r].hidden, before_hidden[r], sizeof before_hidden[r]);
+    }
+    to_known.template along<N, H, 0>(before_hidden[0], more_deter[0]);
+    for (int r = 0; r < count; r++)
+      for (int b = 0; b < BLOCKS; b++)
+        for (int i = 0; i < WIDTH; i += L) {
+          const int at = b * WIDTH + i;
+          const V slope = load<V>(deter[r] + at) + load<V>(more_deter[r] + at) + load<V>(of_deter + r * D + at);
+          const V reset = load<V>(kept[r].reset + at), candidate = load<V>(kept[r].candidate + at);
+          const V proposed = load<V>(kept[r].proposed + at), update = load<V>(kept[r].update + at);
+          const V rising = slope * update * (1.0f - proposed * proposed), old = load<V>(&kept[r].inputs[b][i]);
+          float* gate = gates[r] + 3 * b * WIDTH + i;
+          store(gate, rising * candidate * reset * (1.0f - reset));
+          store(gate + WIDTH, rising * reset);
+          store(gate + 2 * WIDTH, slope * (proposed - old) * update * (1.0f - update));
+          store(deter[r] + at, slope * (1.0f - update));
+        }
+    for (int b = 0; b < BLOCKS; b++)
+      to_inner[b].template along<N, 3 * D, 0, D>(gates[0] + 3 * b * WIDTH, inner[0] + b * WIDTH);
+    for (int r = 0; r < count; r++) {
+      R::of_inner.backward(1, inner[r], 0, kept[r].z_inner, kept[r].scales + 2, before_inner[r], nullptr);
+      std::memcpy(slopes[r].gates, gates[r], sizeof gates[r]);
+      std::memcpy(slopes[r].inner, before_inner[r], sizeof before_inner[r]);
+    }
+    for (int b = 0; b < BLOCKS; b++)
+      to_inputs[b].template along<N, D, 0, BLOCKS * CHUNK>(before_inner[0] + b * WIDTH, inputs[0] + b * CHUNK);
+    for (int r = 0; r < count; r++) {
+      float mixed[R::MIXED] = {};
+      for (int b = 0; b < BLOCKS; b++) {
+        R::template add<WIDTH>(deter[r] + b * WIDTH, inputs[r] + b * CHUNK);
+        R::template add<R::MIXED>(mixed, inputs[r] + b * CHUNK + WIDTH);
+      }
+      R::of_deter.backward(1, mixed, 0, kept[r].z_deter, kept[r].scales, before_of_deter[r], nullptr);
+      R::of_stoch.backward(1, mixed + H, 0, kept[r].z_stoch, kept[r].scales + 1, before_of_stoch[r], nullptr);
+      std::memcpy(slopes[r].deter, before_of_deter[r], sizeof before_of_deter[r]);
+      std::memcpy(slopes[r].stoch, before_of_stoch[r], sizeof before_of_stoch[r]);
+      std::memcpy(slopes[r].action, mixed + 2 * H, 4 * E);
+    }
+    to_deter.template along<N, H, 0>(before_of_deter[0], more_deter[0]);
+    to_stoch.template along<N, H, 0>(before_of_stoch[0], stoch[0]);
+    for (int r = 0; r < count; r++) {
+      R::template add<D>(deter[r], more_deter[r]);
+      R::template scale<D>(deter[r], deter[r], keep[r]);
+      R::template scale<F>(stoch[r], stoch[r], keep[r]);
+    }
+  }
+};
+
+// ---- what torch calls; sequences are (steps, n, ...)
+
+using The = Recurrence<SIZES>;
+
+static long groups(long n) { return (n + The::TOGETHER - 1) / The::TOGETHER; }
+
+// f(first sequence, how many) for those of a thread
+template <class F> static void each_group(long first, long last, long n, F f) {
+  for (long g = first; g < last; g++) {
+    const long start = g * The::TOGETHER, count = n - start;
+    f(start, (int)(count < The::TOGETHER ? count : The::TOGETHER));
+  }
+}
+
+extern "C" void sizes(long* result) {
+  const long all[] = {The::NUMBERS, sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS};
+  std::memcpy(result, all, sizeof all);
+}
+
+extern "C" void observe(const float* numbers, float eps, float uniform, const float* keep, const float* deter, const float* stoch, const float* action,
+                        const float* told, const float* luck, float* kept, float* deters, float* stochs, long steps, long n,
+                        int threads) {
+  in_threads(groups(n), threads, [&](int, long from, long to) {
+    auto net = std::make_unique<Forward<The>>();
+    net->take(numbers, eps), net->uniform = uniform;
+    each_group(from, to, n, [&](long first, int count) {
+      std::memcpy(net->deter, deter + first * The::D, 4l * count * The::D);
+      std::memcpy(net->stoch, stoch + first * The::F, 4l * count * The::F);
+      for (long t = 0; t < steps; t++) {
+        const long at = t * n + first;
+        net->step(count, keep + at, action + at * The::E, told + at * The::H, luck + at * The::F, (The::Kept*)kept + at,
+                  deters + at * The::D, stochs + at * The::F);
+      }
+    });
+  });
+}
+
+extern "C" void observe_back(const float* numbers, float uniform, const float* keep, const float* of_deters, const float* of_chances, const float* kept,
+                             float* slopes, float* of_deter, float* of_stoch, float* of_norms, long steps, long n, int threads) {
+  in_threads(groups(n), threads, [&](int k, long from, long to) {
+    auto net = std::make_unique<Backward<The>>();
+    net->take(numbers, 0), net->uniform = uniform;
+    each_group(from, to, n, [&](long first, int count) {
+      std::memset(net->deter, 0, sizeof net->deter), std::memset(net->stoch, 0, sizeof net->stoch);
+      for (long t = steps - 1; t >= 0; t--) {
+        const long at = t * n + first;
+        net->step(count, keep + at, of_deters + at * The::D, of_chances + at * The::F, (const The::Kept*)kept + at,
+                  (The::Slopes*)slopes + at);
+      }
+      std::memcpy(of_deter + first * The::D, net->deter, 4l * count * The::D);
+      std::memcpy(of_stoch + first * The::F, net->stoch, 4l * count * The::F);
+    });
+    net->give_norms(of_norms + (long)k * The::NORMS);
+  });
+}
