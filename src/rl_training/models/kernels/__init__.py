@@ -32,20 +32,20 @@ def library(kernel: str, sizes: Sizes) -> Library:
     parts = [files.joinpath(f"{name}.cpp").read_text() for name in ("vectors", kernel)]
     text = "\n".join([f"#define SIZES {', '.join(map(str, sizes))}", *parts])
     functions = CppCodeCache.load(text, device_type="cpu", extra_flags=FLAGS)
-    counts = (ctypes.c_long * 8)()
+    counts = (ctypes.c_long * 3)()
     functions.sizes(counts)
     return Library(functions, tuple(counts))
 
 
 def pictures(sizes: Sizes) -> Library:
-    """Sizes: height, width and channels of the pixels, and the channels after every stage. Counts: parameters of the encoder; what it
-    keeps of a picture, of two kinds; tokens of one; parameters of the decoder."""
+    """Sizes: height, width and channels of the pixels, and the channels after every stage. Counts: what is kept of a
+    picture, of two kinds, and its tokens."""
     return library("pictures", sizes)
 
 
 def recurrence(sizes: Sizes) -> Library:
-    """Sizes: blocks; widths of state, hidden layers and embedded action; latents and their classes. Counts: parameters; what is kept
-    of a step of a sequence; gradients of one."""
+    """Sizes: blocks; widths of state, hidden layers and embedded action; latents and their classes. Counts: what is kept of a
+    step of a sequence, gradients of one, parameters of norms."""
     return library("recurrence", (TOGETHER, *sizes))
 
 
@@ -96,7 +96,7 @@ class Encode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor) -> torch.Tensor:
         made, pixels, numbers = pictures(sizes), pixels.contiguous(), _flat(parameters)
-        z, scales, tokens = (numbers.new_empty(len(pixels), width) for width in made.counts[1:4])
+        z, scales, tokens = (numbers.new_empty(len(pixels), width) for width in made.counts)
         inputs = *_of_pixels(pixels), *_at(numbers), ctypes.c_float(eps)
         made.functions.encode(*inputs, *_at(z, scales, tokens), ctypes.c_long(len(pixels)), torch.get_num_threads())
         ctx.save_for_backward(pixels, numbers, z, scales)
@@ -148,7 +148,7 @@ class Observe(torch.autograd.Function):
         stoch: torch.Tensor, embedded: torch.Tensor, told: torch.Tensor, *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         made, numbers, (length, n) = recurrence(sizes), _flat(parameters), keep.shape[:2]
-        kept = numbers.new_empty(length, n, made.counts[1])
+        kept = numbers.new_empty(length, n, made.counts[0])
         deters, stochs = (numbers.new_empty(length, n, x.shape[-1]) for x in (deter, stoch))
         inputs = [x.contiguous() for x in (keep, deter, stoch, embedded, told, luck)]
         given = *_at(numbers), ctypes.c_float(eps), ctypes.c_float(uniform), *_at(*inputs, kept, deters, stochs)
@@ -165,7 +165,7 @@ class Observe(torch.autograd.Function):
         made, threads, (length, n) = recurrence(ctx.sizes), torch.get_num_threads(), keep.shape[:2]
         blocks = ctx.sizes[0]
         of_chances = of_chances + (1 - ctx.uniform) * of_stochs  # a latent's gradient is that of its chance
-        slopes, norms = numbers.new_empty(length, n, made.counts[2]), numbers.new_empty(threads, made.counts[3])
+        slopes, norms = numbers.new_empty(length, n, made.counts[1]), numbers.new_empty(threads, made.counts[2])
         of_deter, of_stoch = torch.empty_like(deter), torch.empty_like(stoch)
         inputs = [x.contiguous() for x in (keep, of_deters, of_chances, kept)]
         given = *_at(numbers), ctypes.c_float(ctx.uniform), *_at(*inputs, slopes, of_deter, of_stoch, norms)

@@ -1,8 +1,8 @@
 // Dreamer's convolutions of 4 x 4 in steps of two, with layer normalisation over channels and SiLU between them, forward and backward.
 //
-// A picture goes all the way, so that what one stage makes is in the cache when the next one takes it. A picture of H x W
-// pixels of C channels lies in memory as (H + 2, W + 2, C), with a rim of zeros. A stage ties fine pictures to coarse ones of half the
-// side, and takes three products, each a sum over pixels that are neighbours in memory:
+// One picture after the other goes all the way, so that what a stage makes is in the cache when the next one takes it. A picture of
+// H x W pixels of C channels lies in memory as (H + 2, W + 2, C), with a rim of zeros. A stage ties fine pictures to coarse ones of
+// half the side, and takes three products, each a sum over pixels that are neighbours in memory:
 //
 //   down    a coarse pixel is a sum over four rows of four fine pixels: the encoder's way, and the decoder's way back
 //   up      two fine pixels side by side are a sum over two rows of two coarse pixels: the decoder's way, and the encoder's way back
@@ -33,7 +33,7 @@ template <int H_, int W_, int C_> struct Picture {
 
 template <class Fine, class Coarse> struct Stage {
   static_assert((int)Fine::H == 2 * Coarse::H && (int)Fine::W == 2 * Coarse::W, "half the side");
-  static constexpr int F = Fine::C, C = Coarse::C, NUMBERS = 16 * F * C;
+  static constexpr int F = Fine::C, C = Coarse::C;
   Weight<4, 4 * F, C> downwards;
   Weight<2, 2 * C, 2 * F> upwards[2];  // to even rows of the fine picture and to odd ones, the rim counted
   float sums[4][4 * F][Sums<C>::WIDTH];
@@ -60,7 +60,8 @@ template <class Fine, class Coarse> struct Stage {
   // the rim of the fine picture becomes anything
   void up(const Coarse& coarse, Fine& fine) const {
     for (int q = 1; q <= Fine::H; q++)
-      upwards[q % 2].template along<Coarse::W + 1, C, Coarse::PITCH>(coarse.data + q / 2 * Coarse::PITCH, fine.data + q * Fine::PITCH);
+      upwards[q % 2].template along<Coarse::W + 1, C, Coarse::PITCH>(coarse.data + q / 2 * Coarse::PITCH,
+                                                                     fine.data + q * Fine::PITCH);
   }
 
   void outer(const Fine& fine, const Coarse& coarse) {
@@ -99,15 +100,21 @@ template <class Fine, class Coarse> struct Stage {
 
 // WIDE pixels lie as C vectors, number by number, or channel by channel. From channels to vector K, and from numbers to channel K,
 // taking from one vector after another what belongs there.
-template <int C, int K, int FROM = 0, int... I> static inline Wide numbers(const Wide* channels, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
+template <int C, int K, int FROM = 0, int... I>
+static inline Wide numbers(const Wide* channels, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
   if constexpr (FROM == C) return v;
-  else return numbers<C, K, FROM + 1>(channels, i,
-    __builtin_shufflevector(v, channels[FROM], ((K * WIDE + I) % C == FROM ? WIDE + (K * WIDE + I) / C : I)...));
+  else {
+    v = __builtin_shufflevector(v, channels[FROM], ((K * WIDE + I) % C == FROM ? WIDE + (K * WIDE + I) / C : I)...);
+    return numbers<C, K, FROM + 1>(channels, i, v);
+  }
 }
-template <int C, int K, int FROM = 0, int... I> static inline Wide channel(const Wide* numbers, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
+template <int C, int K, int FROM = 0, int... I>
+static inline Wide channel(const Wide* numbers, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
   if constexpr (FROM == C) return v;
-  else return channel<C, K, FROM + 1>(numbers, i,
-    __builtin_shufflevector(v, numbers[FROM], ((I * C + K) / WIDE == FROM ? WIDE + (I * C + K) % WIDE : I)...));
+  else {
+    v = __builtin_shufflevector(v, numbers[FROM], ((I * C + K) / WIDE == FROM ? WIDE + (I * C + K) % WIDE : I)...);
+    return channel<C, K, FROM + 1>(numbers, i, v);
+  }
 }
 
 template <int C> struct Channels {
@@ -292,9 +299,9 @@ static void centre(Pixels pixels, long which, TheEncoder::Here& here) {
     }
 }
 
-// how many numbers there are: parameters of the encoder, kept of a picture (two kinds), tokens, parameters of the decoder
+// how many numbers there are: kept of a picture (two kinds), and its tokens
 extern "C" void sizes(long* result) {
-  const long all[] = {TheEncoder::NUMBERS, TheEncoder::Z, TheEncoder::SCALES, TheEncoder::TOKENS, ThePainter::NUMBERS};
+  const long all[] = {TheEncoder::Z, TheEncoder::SCALES, TheEncoder::TOKENS};
   std::memcpy(result, all, sizeof all);
 }
 

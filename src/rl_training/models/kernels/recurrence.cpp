@@ -8,8 +8,6 @@
 template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int CLASSES_> struct Recurrence {
   static constexpr int TOGETHER = TOGETHER_, BLOCKS = BLOCKS_, D = D_, H = H_, E = E_, CLASSES = CLASSES_, F = LATENTS * CLASSES;
   static constexpr int WIDTH = D / BLOCKS, MIXED = 2 * H + E, CHUNK = WIDTH + MIXED;
-  static constexpr int NORMS = 6 * H + 2 * D;
-  static constexpr int NUMBERS = 2 * H * D + 2 * H * F + F + D * CHUNK + D + 3 * D * WIDTH + 3 * D + NORMS;
   template <int N> using All = float[TOGETHER][N];
   template <int IN, int OUT> using Product = Weight<1, IN, OUT, 2>;
   typedef typename Of<lanes_of_pixels(WIDTH, 1)>::Lanes V;
@@ -31,22 +29,27 @@ template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int C
   float inner_bias[D], gates_bias[3 * D], logits_bias[F];
   float uniform;  // the share of the uniform distribution in a latent's chances
 
-  // the numbers after the weights
-  void take_rest(const float* numbers, float eps) {
-    auto next = [&](float* to, int count) { std::memcpy(to, numbers, 4 * count), numbers += count; };
-    next(logits_bias, F);
-    numbers += D * CHUNK;
-    next(inner_bias, D);
-    numbers += 3 * D * WIDTH;
-    next(gates_bias, 3 * D);
-    of_deter.take(numbers, eps), of_stoch.take(numbers + 2 * H, eps);
-    of_inner.take(numbers + 4 * H, eps), of_hidden.take(numbers + 4 * H + 2 * D, eps);
+  // Where the parameters are: weights of linear layers (out, in), of layers in blocks (blocks, in, out), biases, gains and biases of norms
+  struct Numbers {
+    const float *deter, *stoch, *known, *hidden, *logits_bias, *inner, *inner_bias, *gates, *gates_bias, *norms;
+    explicit Numbers(const float* x)
+        : deter(x), stoch(deter + H * D), known(stoch + H * F), hidden(known + H * D), logits_bias(hidden + F * H),
+          inner(logits_bias + F), inner_bias(inner + D * CHUNK), gates(inner_bias + D), gates_bias(gates + 3 * D * WIDTH),
+          norms(gates_bias + 3 * D) {}
+  };
+  static constexpr int NORMS = 6 * H + 2 * D;
+
+  void take_all_but_weights(const Numbers& x, float eps, float share) {
+    std::memcpy(logits_bias, x.logits_bias, sizeof logits_bias), std::memcpy(inner_bias, x.inner_bias, sizeof inner_bias);
+    std::memcpy(gates_bias, x.gates_bias, sizeof gates_bias);
+    of_deter.take(x.norms, eps), of_stoch.take(x.norms + 2 * H, eps);
+    of_inner.take(x.norms + 4 * H, eps), of_hidden.take(x.norms + 4 * H + 2 * D, eps);
+    uniform = share;
   }
   void give_norms(float* gradient) const {
     of_deter.give(gradient), of_stoch.give(gradient + 2 * H);
     of_inner.give(gradient + 4 * H), of_hidden.give(gradient + 4 * H + 2 * D);
   }
-  static const float* after_weights(const float* numbers) { return numbers + 2 * H * D + 2 * H * F; }
 
   template <int N> static void add(float* x, const float* y) {
     typedef typename Of<lanes_of_pixels(N, 1)>::Lanes L;
@@ -75,21 +78,17 @@ template <class R> struct Forward : R {
   All<BLOCKS * CHUNK> inputs;
   All<3 * D> gates;
 
-  void take(const float* numbers, float eps) {
-    auto linear = [&](auto& product, int in, int out) {  // (out, in)
-      product.pack([&](int, int j, int n) { return numbers[n * in + j]; });
-      numbers += in * out;
-    };
-    auto block = [&](auto& product, int in, int out) {  // (blocks, in, out)
-      for (int b = 0; b < BLOCKS; b++, numbers += in * out) product[b].pack([&](int, int j, int n) { return numbers[j * out + n]; });
-    };
-    const float* rest = R::after_weights(numbers);
-    linear(by_deter, D, H), linear(by_stoch, F, H), linear(by_known, D, H), linear(by_hidden, H, F);
-    R::take_rest(rest, eps);
-    numbers = rest + F;
-    block(by_inner, CHUNK, WIDTH);
-    numbers += D;
-    block(by_gates, WIDTH, 3 * WIDTH);
+  void take(const float* numbers, float eps, float share) {
+    const typename R::Numbers x(numbers);
+    R::take_all_but_weights(x, eps, share);
+    by_deter.pack([&](int, int j, int n) { return x.deter[n * D + j]; });
+    by_stoch.pack([&](int, int j, int n) { return x.stoch[n * F + j]; });
+    by_known.pack([&](int, int j, int n) { return x.known[n * D + j]; });
+    by_hidden.pack([&](int, int j, int n) { return x.hidden[n * H + j]; });
+    for (int b = 0; b < BLOCKS; b++) {
+      by_inner[b].pack([&](int, int j, int n) { return x.inner[(b * CHUNK + j) * WIDTH + n]; });
+      by_gates[b].pack([&](int, int j, int n) { return x.gates[(b * WIDTH + j) * 3 * WIDTH + n]; });
+    }
   }
 
   void recur(const float* was, float* is, typename R::Kept& kept, const float* gate) {
@@ -193,21 +192,17 @@ template <class R> struct Backward : R {
   All<3 * D> gates;
   All<BLOCKS * CHUNK> inputs;
 
-  void take(const float* numbers, float eps) {
-    auto linear = [&](auto& product, int in, int out) {
-      product.pack([&](int, int j, int n) { return numbers[j * in + n]; });
-      numbers += in * out;
-    };
-    auto block = [&](auto& product, int in, int out) {
-      for (int b = 0; b < BLOCKS; b++, numbers += in * out) product[b].pack([&](int, int j, int n) { return numbers[n * out + j]; });
-    };
-    const float* rest = R::after_weights(numbers);
-    linear(to_deter, D, H), linear(to_stoch, F, H), linear(to_known, D, H), linear(to_hidden, H, F);
-    R::take_rest(rest, eps);
-    numbers = rest + F;
-    block(to_inputs, CHUNK, WIDTH);
-    numbers += D;
-    block(to_inner, WIDTH, 3 * WIDTH);
+  void take(const float* numbers, float share) {
+    const typename R::Numbers x(numbers);
+    R::take_all_but_weights(x, 0, share);
+    to_deter.pack([&](int, int j, int n) { return x.deter[j * D + n]; });
+    to_stoch.pack([&](int, int j, int n) { return x.stoch[j * F + n]; });
+    to_known.pack([&](int, int j, int n) { return x.known[j * D + n]; });
+    to_hidden.pack([&](int, int j, int n) { return x.hidden[j * H + n]; });
+    for (int b = 0; b < BLOCKS; b++) {
+      to_inputs[b].pack([&](int, int j, int n) { return x.inner[(b * CHUNK + n) * WIDTH + j]; });
+      to_inner[b].pack([&](int, int j, int n) { return x.gates[(b * WIDTH + n) * 3 * WIDTH + j]; });
+    }
   }
 
   void step(int count, const float* keep, const float* of_deter, const float* of_chances, const typename R::Kept* kept,
@@ -289,17 +284,18 @@ template <class F> static void each_group(long first, long last, long n, F f) {
   }
 }
 
+// how many numbers there are: kept of a step of a sequence, gradients of one, parameters of norms
 extern "C" void sizes(long* result) {
-  const long all[] = {The::NUMBERS, sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS};
+  const long all[] = {sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS};
   std::memcpy(result, all, sizeof all);
 }
 
-extern "C" void observe(const float* numbers, float eps, float uniform, const float* keep, const float* deter, const float* stoch, const float* action,
-                        const float* told, const float* luck, float* kept, float* deters, float* stochs, long steps, long n,
-                        int threads) {
+extern "C" void observe(const float* numbers, float eps, float uniform, const float* keep, const float* deter, const float* stoch,
+                        const float* action, const float* told, const float* luck, float* kept, float* deters, float* stochs,
+                        long steps, long n, int threads) {
   in_threads(groups(n), threads, [&](int, long from, long to) {
     auto net = std::make_unique<Forward<The>>();
-    net->take(numbers, eps), net->uniform = uniform;
+    net->take(numbers, eps, uniform);
     each_group(from, to, n, [&](long first, int count) {
       std::memcpy(net->deter, deter + first * The::D, 4l * count * The::D);
       std::memcpy(net->stoch, stoch + first * The::F, 4l * count * The::F);
@@ -312,11 +308,12 @@ extern "C" void observe(const float* numbers, float eps, float uniform, const fl
   });
 }
 
-extern "C" void observe_back(const float* numbers, float uniform, const float* keep, const float* of_deters, const float* of_chances, const float* kept,
-                             float* slopes, float* of_deter, float* of_stoch, float* of_norms, long steps, long n, int threads) {
+extern "C" void observe_back(const float* numbers, float uniform, const float* keep, const float* of_deters, const float* of_chances,
+                             const float* kept, float* slopes, float* of_deter, float* of_stoch, float* of_norms, long steps, long n,
+                             int threads) {
   in_threads(groups(n), threads, [&](int k, long from, long to) {
     auto net = std::make_unique<Backward<The>>();
-    net->take(numbers, 0), net->uniform = uniform;
+    net->take(numbers, uniform);
     each_group(from, to, n, [&](long first, int count) {
       std::memset(net->deter, 0, sizeof net->deter), std::memset(net->stoch, 0, sizeof net->stoch);
       for (long t = steps - 1; t >= 0; t--) {
