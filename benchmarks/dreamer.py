@@ -24,7 +24,7 @@ LENGTH, BATCH, SIDE, ACTIONS, FRAMES = 64, 16, 64, 6, 100_000
 ASKED = {"world_model_per_cpu_second": 1.4, "buffer_gb": 1.3, "process_gb": 2.0}
 
 
-def learner():
+def learner(kernels: bool = True):
     import torch
 
     from rl_training.algorithms.dreamer import Dreamer
@@ -35,7 +35,8 @@ def learner():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     agent = Dreamer(obs_shape=(3, SIDE, SIDE), size=SIZES["tiny"], num_actions=ACTIONS)
-    agent.use_compiled()  # as a run of more than a hundred updates does
+    if kernels:
+        agent.use_compiled()  # as a run of more than a hundred updates does
     return agent
 
 
@@ -43,7 +44,7 @@ def work(agent) -> dict[str, Callable]:
     """What is timed. Parts of the world model run forward and backward on their own, from random inputs."""
     import torch
 
-    model, rssm = agent.world_model, agent.world_model.rssm
+    model, rssm, plain = agent.world_model, agent.world_model.rssm, learner(kernels=False)
     shape = (LENGTH, BATCH)
     batch = {
         "obs": torch.randint(256, (*shape, 3, SIDE, SIDE), dtype=torch.uint8),
@@ -81,6 +82,7 @@ def work(agent) -> dict[str, Callable]:
         gradient = torch.zeros_like(agent.world_optimizer.flat)
     return {
         "world model": lambda: agent.update_world_model(batch, global_step=0),
+        "world model, without our kernels": lambda: plain.update_world_model(batch, global_step=0),
         "everything": lambda: agent.update(batch, global_step=0),
         "encoder": lambda: back((model.encoder(target) * weights).sum(), modules=(model.encoder,)),
         "decoder and its loss": lambda: back(model.decoder.loss(features, target), features, modules=(model.decoder,)),
