@@ -81,14 +81,14 @@ def same(ones: list[torch.Tensor], others: list[torch.Tensor], tolerance: float 
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance * other.abs().max().item())
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int16])
 def test_the_kernel_encodes_as_torch_does_and_so_does_its_way_back(network, dtype: torch.dtype):
     encoder, _ = network
     target = pixels(encoder, 5, dtype)
     same(encoded(encoder, target, True), encoded(encoder, target, False))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int16])
 def test_the_kernel_paints_and_compares_as_torch_does_and_so_does_its_way_back(network, dtype: torch.dtype):
     encoder, decoder = network
     target = pixels(encoder, 5, dtype)
@@ -120,6 +120,15 @@ def test_two_threads_make_what_one_makes_but_for_rounding(network):
     one, two, again = with_threads(both, (1, 2, 2))
     same(two, one)
     assert all(torch.equal(x, y) for x, y in zip(two, again))
+
+
+def test_pictures_of_other_sides_are_refused_not_read(network):
+    encoder, decoder = network
+    wrong = pixels(encoder, 2)[..., 1:]
+    with pytest.raises(ValueError, match="built for pictures of"):
+        encoded(encoder, wrong, True)
+    with pytest.raises(ValueError, match="built for pictures of"):
+        painted(decoder, wrong, True)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 50.0, 1e4])
@@ -161,13 +170,13 @@ def recurrence(request: pytest.FixtureRequest) -> tuple[RSSM, int]:
 def observed(rssm: RSSM, n: int, fused: bool) -> list[torch.Tensor]:
     """States, latents and posteriors of random sequences in which episodes start here and there, and the gradient of something random."""
     torch.manual_seed(1)
-    rssm.fused, length, wide = fused, 6, (n, rssm.size.deter)
+    rssm.fused, length = fused, 6
     tokens, actions, starts = (
         torch.randn(length, n, 8),
         torch.randn(length, n, 3),
         (torch.rand(length, n) < 0.2).float(),
     )
-    state, noise = State(torch.randn(wide), torch.randn(n, rssm.flat)), rssm.noise(length, n)
+    state, noise = State(torch.randn(rssm.size.deter, n).t(), torch.randn(n, rssm.flat)), rssm.noise(length, n)
     inputs = [x.requires_grad_() for x in (tokens, *state)]
     states, logp = rssm.observe(tokens, actions, starts, state, noise)
     outputs = (*states, logp)
@@ -255,6 +264,17 @@ def test_elsewhere_than_on_a_cpu_nothing_is_compiled_nor_worth_it():
     agent = Dreamer(obs_shape=(3, 32, 32), size=SIZES["nano"], num_actions=2, device="meta")
     agent.use_compiled()
     assert not agent.compiled and agent.WORTH_COMPILING > 10**9
+
+
+def test_why_a_kernel_cannot_be_built_is_the_compilers_first_error(monkeypatch: pytest.MonkeyPatch):
+    def failing(sizes: kernels.Sizes) -> kernels.Library:
+        raise RuntimeError(
+            "C++ compile error\n\nCommand: ...\nmain.cpp:3:1: error: what is this?\nmain.cpp:9:1: error: and that?"
+        )
+
+    agent = dreamer()
+    monkeypatch.setattr(PixelEncoder, "kernel", staticmethod(failing))
+    assert kernels.cannot_build(agent._fusible()) == "main.cpp:3:1: error: what is this?"
 
 
 def test_without_a_library_updates_stay_eager_and_say_so(monkeypatch: pytest.MonkeyPatch):

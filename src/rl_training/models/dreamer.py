@@ -108,11 +108,11 @@ class PixelEncoder(Fusible, nn.Module):
         parts = [encode(x) for x in target.flatten(0, -4).split(PICTURES)]
         return torch.cat(parts).view(*target.shape[:-3], self.width)
 
-    def _encode(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.stages(centred(pictures)).permute(0, 2, 3, 1).flatten(1)
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.stages(centred(pixels)).permute(0, 2, 3, 1).flatten(1)
 
-    def _encode_fused(self, pictures: torch.Tensor) -> torch.Tensor:
-        return Encode.apply(pictures, self.sizes, EPS, *self.stages.parameters())
+    def _encode_fused(self, pixels: torch.Tensor) -> torch.Tensor:
+        return Encode.apply(pixels, self.sizes, EPS, *self.stages.parameters())
 
 
 class PixelDecoder(Fusible, nn.Module):

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 FLAGS = ("-ffp-contract=fast", "-fno-math-errno")  # a product and a sum are one instruction, and so is a root
 TOGETHER = 8  # sequences that go through the recurrence together
@@ -67,12 +68,21 @@ def cannot_build(parts: Sequence[Fusible]) -> str | None:
         for part in parts:
             part.kernel(part.sizes)
     except Exception as error:  # a compiler can fail in as many ways as there are compilers
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        return next((line for line in lines if "error:" in line), lines[0])
     return None
 
 
 def _at(*tensors: torch.Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+def _readable(pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """As a kernel reads them: bytes or floats, one after the other, and as many as it was built for."""
+    height, width, channels, *_ = sizes
+    if pixels.shape[1:] != (channels, height, width):
+        raise ValueError(f"built for pictures of {(channels, height, width)}, got {tuple(pixels.shape[1:])}")
+    return (pixels if pixels.dtype == torch.uint8 else pixels.float()).contiguous()
 
 
 def _of_pixels(pixels: torch.Tensor) -> tuple[ctypes.c_void_p, int]:
@@ -95,7 +105,7 @@ class Encode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor) -> torch.Tensor:
-        made, pixels, numbers = pictures(sizes), pixels.contiguous(), _flat(parameters)
+        made, pixels, numbers = pictures(sizes), _readable(pixels, sizes), _flat(parameters)
         z, scales, tokens = (numbers.new_empty(len(pixels), width) for width in made.counts)
         inputs = *_of_pixels(pixels), *_at(numbers), ctypes.c_float(eps)
         made.functions.encode(*inputs, *_at(z, scales, tokens), ctypes.c_long(len(pixels)), torch.get_num_threads())
@@ -104,6 +114,7 @@ class Encode(torch.autograd.Function):
         return tokens
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (pixels, numbers, z, scales), made, threads = ctx.saved_tensors, pictures(ctx.sizes), torch.get_num_threads()
         slopes, gradients = slopes.contiguous(), numbers.new_empty(threads, len(numbers))
@@ -122,7 +133,8 @@ class PaintingError(torch.autograd.Function):
         ctx: Any, inputs: torch.Tensor, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor
     ) -> torch.Tensor:
         made, n, threads, numbers = pictures(sizes), len(pixels), torch.get_num_threads(), _flat(parameters)
-        inputs, pixels = inputs.contiguous(), pixels.contiguous()
+        inputs, pixels = inputs.contiguous(), _readable(pixels, sizes)
+        assert inputs.shape == (n, made.counts[2])
         errors, slopes = inputs.new_empty(n), torch.empty_like(inputs)
         gradients = inputs.new_empty(threads, len(numbers))
         given = *_at(inputs), *_of_pixels(pixels), *_at(numbers), ctypes.c_float(eps), ctypes.c_float(1 / n)
@@ -131,6 +143,7 @@ class PaintingError(torch.autograd.Function):
         return errors.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, *parameters = (slope * saved for saved in ctx.saved_tensors)
         return inputs, None, None, None, *parameters
@@ -158,6 +171,7 @@ class Observe(torch.autograd.Function):
         return deters, stochs, _columns(kept, _kept(sizes))[3]
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, of_deters: torch.Tensor, of_stochs: torch.Tensor, of_chances: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
@@ -166,7 +180,7 @@ class Observe(torch.autograd.Function):
         blocks = ctx.sizes[0]
         of_chances = of_chances + (1 - ctx.uniform) * of_stochs  # a latent's gradient is that of its chance
         slopes, norms = numbers.new_empty(length, n, made.counts[1]), numbers.new_empty(threads, made.counts[2])
-        of_deter, of_stoch = torch.empty_like(deter), torch.empty_like(stoch)
+        of_deter, of_stoch = (numbers.new_empty(state.shape) for state in (deter, stoch))
         inputs = [x.contiguous() for x in (keep, of_deters, of_chances, kept)]
         given = *_at(numbers), ctypes.c_float(ctx.uniform), *_at(*inputs, slopes, of_deter, of_stoch, norms)
         made.functions.observe_back(*given, ctypes.c_long(length), ctypes.c_long(n), threads)

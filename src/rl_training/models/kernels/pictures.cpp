@@ -15,7 +15,7 @@
 template <int H_, int W_, int C_> struct Picture {
   static constexpr int H = H_, W = W_, C = C_, PITCH = (W + 2) * C, PIXELS = H * W, NUMBERS = PIXELS * C;
   static_assert(H > 0 && W > 0 && C > 0, "no picture");
-  float data[(H + 2) * PITCH + 16];  // vectors may reach over the end
+  float data[(H + 2) * PITCH];
 
   float* row(int y) { return data + (y + 1) * PITCH + C; }
   const float* row(int y) const { return data + (y + 1) * PITCH + C; }
@@ -79,7 +79,7 @@ template <class Fine, class Coarse> struct Stage {
               for (int v = 0; v < S::TILE; v++) f(of[m][v], &sums[r][first + m][(t * S::TILE + v) * S::L]);
           };
           each([](V& v, float* sum) { v = load<V>(sum); });
-          for (int y = 0; y < Coarse::H; y++) {
+          for (int y = 0; y < Coarse::H; y++) {  // a vector may reach over a pixel, into the rim at most
             const float *x = fine.data + (2 * y + r) * Fine::PITCH + first, *g = coarse.row(y) + t * S::TILE * S::L;
             for (int k = 0; k < Coarse::W; k++, x += 2 * F, g += C) {
               V b[S::TILE];
@@ -104,7 +104,7 @@ template <int C, int K, int FROM = 0, int... I>
 static inline Wide numbers(const Wide* channels, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
   if constexpr (FROM == C) return v;
   else {
-    v = __builtin_shufflevector(v, channels[FROM], ((K * WIDE + I) % C == FROM ? WIDE + (K * WIDE + I) / C : I)...);
+    v = shuffled<((K * WIDE + I) % C == FROM ? WIDE + (K * WIDE + I) / C : I)...>(v, channels[FROM]);
     return numbers<C, K, FROM + 1>(channels, i, v);
   }
 }
@@ -112,7 +112,7 @@ template <int C, int K, int FROM = 0, int... I>
 static inline Wide channel(const Wide* numbers, std::integer_sequence<int, I...> i, Wide v = Wide{}) {
   if constexpr (FROM == C) return v;
   else {
-    v = __builtin_shufflevector(v, numbers[FROM], ((I * C + K) / WIDE == FROM ? WIDE + (I * C + K) % WIDE : I)...);
+    v = shuffled<((I * C + K) / WIDE == FROM ? WIDE + (I * C + K) % WIDE : I)...>(v, numbers[FROM]);
     return channel<C, K, FROM + 1>(numbers, i, v);
   }
 }

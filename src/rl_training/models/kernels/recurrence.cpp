@@ -1,6 +1,6 @@
 // Dreamer's recurrence through sequences: states and latents, step by step, and the way back through time. Sequences do not see each
-// other; a few go through together, as many as a product has outputs in registers. The way back makes the gradients of what goes into
-// every product; those of weights are then products over all steps at once, and torch's to make.
+// other; a few go through together, so that a weight is read once for all of them. The way back makes the gradients of what comes out
+// of every product; those of weights are then products over all steps at once, and torch's to make.
 //
 // SIZES is how many sequences go together, the recurrence's blocks, the widths of the deterministic state, of hidden layers and of an
 // embedded action, and the number of latents and of their classes.
@@ -26,7 +26,6 @@ template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int C
 
   Norm<H, 1> of_deter, of_stoch, of_hidden;
   Norm<D, 1> of_inner;
-  float inner_bias[D], gates_bias[3 * D], logits_bias[F];
   float uniform;  // the share of the uniform distribution in a latent's chances
 
   // Where the parameters are: weights of linear layers (out, in), of layers in blocks (blocks, in, out), biases, gains and biases of norms
@@ -39,12 +38,9 @@ template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int C
   };
   static constexpr int NORMS = 6 * H + 2 * D;
 
-  void take_all_but_weights(const Numbers& x, float eps, float share) {
-    std::memcpy(logits_bias, x.logits_bias, sizeof logits_bias), std::memcpy(inner_bias, x.inner_bias, sizeof inner_bias);
-    std::memcpy(gates_bias, x.gates_bias, sizeof gates_bias);
-    of_deter.take(x.norms, eps), of_stoch.take(x.norms + 2 * H, eps);
-    of_inner.take(x.norms + 4 * H, eps), of_hidden.take(x.norms + 4 * H + 2 * D, eps);
-    uniform = share;
+  void take_norms(const float* norms, float eps) {
+    of_deter.take(norms, eps), of_stoch.take(norms + 2 * H, eps);
+    of_inner.take(norms + 4 * H, eps), of_hidden.take(norms + 4 * H + 2 * D, eps);
   }
   void give_norms(float* gradient) const {
     of_deter.give(gradient), of_stoch.give(gradient + 2 * H);
@@ -72,6 +68,7 @@ template <class R> struct Forward : R {
   typename R::template Product<CHUNK, WIDTH> by_inner[BLOCKS];
   typename R::template Product<WIDTH, 3 * WIDTH> by_gates[BLOCKS];
   typename R::template Product<H, F> by_hidden;
+  float inner_bias[D], gates_bias[3 * D], logits_bias[F];
   All<D> deter, before_deter, before_inner, inner;
   All<F> stoch, before_stoch, logits;
   All<H> before_of_deter, before_of_stoch, before_hidden, hidden;
@@ -80,7 +77,9 @@ template <class R> struct Forward : R {
 
   void take(const float* numbers, float eps, float share) {
     const typename R::Numbers x(numbers);
-    R::take_all_but_weights(x, eps, share);
+    R::take_norms(x.norms, eps), R::uniform = share;
+    std::memcpy(logits_bias, x.logits_bias, sizeof logits_bias), std::memcpy(inner_bias, x.inner_bias, sizeof inner_bias);
+    std::memcpy(gates_bias, x.gates_bias, sizeof gates_bias);
     by_deter.pack([&](int, int j, int n) { return x.deter[n * D + j]; });
     by_stoch.pack([&](int, int j, int n) { return x.stoch[n * F + j]; });
     by_known.pack([&](int, int j, int n) { return x.known[n * D + j]; });
@@ -97,7 +96,7 @@ template <class R> struct Forward : R {
       for (int i = 0; i < WIDTH; i += L) {
         auto at = [&](int which) {
           const int place = (b * 3 + which) * WIDTH + i;
-          return load<V>(gate + place) + load<V>(R::gates_bias + place);
+          return load<V>(gate + place) + load<V>(gates_bias + place);
         };
         const V reset = sigmoid<V>(at(0)), candidate = at(1), update = sigmoid<V>(at(2) - 1.0f);
         const V proposed = 2.0f * sigmoid<V>(2.0f * reset * candidate) - 1.0f, old = load<V>(was + b * WIDTH + i);
@@ -154,7 +153,7 @@ template <class R> struct Forward : R {
     for (int b = 0; b < BLOCKS; b++)
       by_inner[b].template along<N, BLOCKS * CHUNK, 0, D>(inputs[0] + b * CHUNK, before_inner[0] + b * WIDTH);
     for (int r = 0; r < count; r++) {
-      R::template add<D>(before_inner[r], R::inner_bias);
+      R::template add<D>(before_inner[r], inner_bias);
       R::of_inner.forward(1, before_inner[r], 0, kept[r].z_inner, kept[r].scales + 2, inner[r], 0);
       std::memcpy(kept[r].inner, inner[r], sizeof inner[r]);
     }
@@ -169,7 +168,7 @@ template <class R> struct Forward : R {
     }
     by_hidden.template along<N, H, 0>(hidden[0], logits[0]);
     for (int r = 0; r < count; r++) {
-      R::template add<F>(logits[r], R::logits_bias);
+      R::template add<F>(logits[r], logits_bias);
       draw(logits[r], luck + r * F, kept[r].chances, stoch[r]);
       std::memcpy(deters + r * D, deter[r], sizeof deter[r]), std::memcpy(stochs + r * F, stoch[r], sizeof stoch[r]);
     }
@@ -194,7 +193,7 @@ template <class R> struct Backward : R {
 
   void take(const float* numbers, float share) {
     const typename R::Numbers x(numbers);
-    R::take_all_but_weights(x, 0, share);
+    R::take_norms(x.norms, 0), R::uniform = share;
     to_deter.pack([&](int, int j, int n) { return x.deter[j * D + n]; });
     to_stoch.pack([&](int, int j, int n) { return x.stoch[j * F + n]; });
     to_known.pack([&](int, int j, int n) { return x.known[j * D + n]; });

@@ -39,18 +39,27 @@ template <class V> static inline V load(const float* x, int bytes = sizeof(V)) {
 
 template <class V> static inline void store(float* x, V v) { std::memcpy(x, &v, sizeof v); }
 
-// lane i is lane i ^ BIT, i / GROUP or i % GROUP
-template <int BIT, class V, int... I> static inline V swapped(V v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I ^ BIT)...);
-}
-template <int GROUP, class V, int... I> static inline V spread(V v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I / GROUP)...);
-}
-template <int GROUP, class V, int... I> static inline V repeated(V v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I % GROUP)...);
+// lanes FROM of two vectors, one after the other
+template <int... FROM, class V> static inline V shuffled(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, FROM...);
+#else
+  return __builtin_shuffle(a, b, typename Of<LANES<V>>::Bits{FROM...});
+#endif
 }
 
-// the sum of every GROUP lanes, in each of them; or of every lane of a group, in the first
+// lane i is lane i ^ BIT, i / GROUP or i % GROUP
+template <int BIT, class V, int... I> static inline V swapped(V v, std::integer_sequence<int, I...>) {
+  return shuffled<(I ^ BIT)...>(v, v);
+}
+template <int GROUP, class V, int... I> static inline V spread(V v, std::integer_sequence<int, I...>) {
+  return shuffled<(I / GROUP)...>(v, v);
+}
+template <int GROUP, class V, int... I> static inline V repeated(V v, std::integer_sequence<int, I...>) {
+  return shuffled<(I % GROUP)...>(v, v);
+}
+
+// sums over groups of GROUP lanes: of those in a group, in each of its lanes; of those at the same place in all groups, in the first
 template <int GROUP, class V> static inline V total(V v) {
   if constexpr (GROUP > 1) v = total<GROUP / 2>(v + swapped<GROUP / 2>(v, Lanes<LANES<V>>()));
   return v;
@@ -118,7 +127,8 @@ template <int N, int LIMIT = MOST_VECTORS> struct Sums {
 // f(start, size) with a size known to the compiler, for COUNT things in about equal parts of at most MOST
 template <int COUNT, int MOST, class F> static inline void in_parts(F f) {
   constexpr int PARTS = (COUNT + MOST - 1) / MOST, SIZE = COUNT / PARTS, LARGER = COUNT % PARTS;
-  for (int k = 0; k < LARGER; k++) f(k * (SIZE + 1), std::integral_constant<int, SIZE + 1>());
+  if constexpr (LARGER > 0)
+    for (int k = 0; k < LARGER; k++) f(k * (SIZE + 1), std::integral_constant<int, SIZE + 1>());
   for (int k = 0; k < PARTS - LARGER; k++) f(LARGER * (SIZE + 1) + k * SIZE, std::integral_constant<int, SIZE>());
 }
 
@@ -249,7 +259,7 @@ template <int C, int W> struct Norm {
 
 // ---- threads
 
-// f(k, first, last) for every thread k and its stretch of n things, so that a result depends on their number alone
+// f(k, first, last) for every thread k and its stretch of n things: what comes out depends on the number of threads, and on no chance
 template <class F> static void in_threads(long n, int threads, F f) {
 #pragma omp parallel for num_threads(threads)
   for (int k = 0; k < threads; k++) f(k, n * k / threads, n * (k + 1) / threads);
