@@ -34,13 +34,18 @@ template <int H_, int W_, int C_> struct Picture {
 template <class Fine, class Coarse> struct Stage {
   static_assert((int)Fine::H == 2 * Coarse::H && (int)Fine::W == 2 * Coarse::W, "half the side");
   static constexpr int F = Fine::C, C = Coarse::C;
-  Weight<4, 4 * F, C> downwards;
+  // Where a coarse pixel would fill half a vector, two are taken at a time, with six columns of fine ones, of which each has use for four.
+  static constexpr int PAIR = 2 * C <= WIDE && Coarse::W % 2 == 0 ? 2 : 1, CHUNK = (2 * PAIR + 2) * F;
+  Weight<4, CHUNK, PAIR * C> downwards;
   Weight<2, 2 * C, 2 * F> upwards[2];  // to even rows of the fine picture and to odd ones, the rim counted
-  float sums[4][4 * F][Sums<C>::WIDTH];
+  float sums[4][CHUNK][Sums<PAIR * C>::WIDTH];
 
   void take(const float* weight) {  // (C, F, 4, 4), as torch has it for both directions
     auto at = [&](int c, int f, int y, int x) { return weight[((c * F + f) * 4 + y) * 4 + x]; };
-    downwards.pack([&](int r, int j, int n) { return at(n, j % F, r, j / F); });
+    downwards.pack([&](int r, int j, int n) {
+      const int x = j / F - n / C * 2;
+      return x >= 0 && x < 4 ? at(n % C, j % F, r, x) : 0.0f;
+    });
     for (int odd = 0; odd < 2; odd++)
       upwards[odd].pack([&](int r, int j, int n) { return at(j % C, n % F, odd + 2 * (1 - r), n / F + 2 * (1 - j / C)); });
   }
@@ -49,12 +54,15 @@ template <class Fine, class Coarse> struct Stage {
     for (int c = 0; c < C; c++)
       for (int f = 0; f < F; f++)
         for (int y = 0; y < 4; y++)
-          for (int x = 0; x < 4; x++) *gradient++ = sums[y][x * F + f][c];
+          for (int x = 0; x < 4; x++, gradient++) {
+            *gradient = 0;
+            for (int p = 0; p < PAIR; p++) *gradient += sums[y][(2 * p + x) * F + f][p * C + c];
+          }
   }
 
   void down(const Fine& fine, Coarse& coarse) const {
     for (int y = 0; y < Coarse::H; y++)
-      downwards.template along<Coarse::W, 2 * F, Fine::PITCH>(fine.data + 2 * y * Fine::PITCH, coarse.row(y));
+      downwards.template along<Coarse::W / PAIR, 2 * PAIR * F, Fine::PITCH>(fine.data + 2 * y * Fine::PITCH, coarse.row(y));
   }
 
   // the rim of the fine picture becomes anything
@@ -65,11 +73,11 @@ template <class Fine, class Coarse> struct Stage {
   }
 
   void outer(const Fine& fine, const Coarse& coarse) {
-    using S = Sums<C>;
+    using S = Sums<PAIR * C>;
     typedef typename S::V V;
     for (int r = 0; r < 4; r++)
       for (int t = 0; t < S::TILES; t++)
-        in_parts<4 * F, S::MOST>([&](int first, auto size) {
+        in_parts<CHUNK, S::MOST>([&](int first, auto size) {
           constexpr int M = decltype(size)::value;
           V of[M][S::TILE];
           auto each = [&](auto f) {
@@ -81,15 +89,7 @@ template <class Fine, class Coarse> struct Stage {
           each([](V& v, float* sum) { v = load<V>(sum); });
           for (int y = 0; y < Coarse::H; y++) {  // a vector may reach over a pixel, into the rim at most
             const float *x = fine.data + (2 * y + r) * Fine::PITCH + first, *g = coarse.row(y) + t * S::TILE * S::L;
-            for (int k = 0; k < Coarse::W; k++, x += 2 * F, g += C) {
-              V b[S::TILE];
-#pragma GCC unroll 32
-              for (int v = 0; v < S::TILE; v++) b[v] = load<V>(g + v * S::L);
-#pragma GCC unroll 32
-              for (int m = 0; m < M; m++)
-#pragma GCC unroll 32
-                for (int v = 0; v < S::TILE; v++) of[m][v] += x[m] * b[v];
-            }
+            for (int k = 0; k < Coarse::W; k += PAIR, x += 2 * PAIR * F, g += PAIR * C) accumulate<1>(of, x, g);
           }
           each([](V& v, float* sum) { store<V>(sum, v); });
         });

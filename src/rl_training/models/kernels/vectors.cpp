@@ -132,6 +132,18 @@ template <int COUNT, int MOST, class F> static inline void in_parts(F f) {
   for (int k = 0; k < PARTS - LARGER; k++) f(LARGER * (SIZE + 1) + k * SIZE, std::integral_constant<int, SIZE>());
 }
 
+// sums[m] += x[m * STRIDE] * the vectors at w
+template <int STRIDE, class V, int M, int TILE>
+__attribute__((always_inline)) static inline void accumulate(V (&sums)[M][TILE], const float* x, const float* w) {
+  V b[TILE];
+#pragma GCC unroll 32
+  for (int v = 0; v < TILE; v++) b[v] = load<V>(w + v * LANES<V>);
+#pragma GCC unroll 32
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 32
+    for (int v = 0; v < TILE; v++) sums[m][v] += x[m * STRIDE] * b[v];
+}
+
 // A weight (ROWS, CHUNK, N), for out[n] = sum over r and j of in[r * PITCH + j] * weight[r, j, n]
 template <int ROWS, int CHUNK, int N, int LIMIT = MOST_VECTORS> struct Weight {
   using S = Sums<N, LIMIT>;
@@ -153,15 +165,7 @@ template <int ROWS, int CHUNK, int N, int LIMIT = MOST_VECTORS> struct Weight {
         const float *x = in + first * STRIDE, *w = packed[t][0];
         V sums[M][S::TILE] = {};
         for (int r = 0; r < ROWS; r++, x += PITCH)
-          for (int j = 0; j < CHUNK; j++, w += S::TILE * S::L) {
-            V b[S::TILE];
-#pragma GCC unroll 32
-            for (int v = 0; v < S::TILE; v++) b[v] = load<V>(w + v * S::L);
-#pragma GCC unroll 32
-            for (int m = 0; m < M; m++)
-#pragma GCC unroll 32
-              for (int v = 0; v < S::TILE; v++) sums[m][v] += x[m * STRIDE + j] * b[v];
-          }
+          for (int j = 0; j < CHUNK; j++, w += S::TILE * S::L) accumulate<STRIDE>(sums, x + j, w);
 #pragma GCC unroll 32
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 32
