@@ -39,7 +39,7 @@ UNSEEN = {
     # a step and a rate of 1e-3 had come to 630 on 31 to 33
     "mbpo/hopper": [41, 42, 43],
     # with a discount of 0.997 and steps that stayed large: 450 on 11 to 13 once, 311 and 189 on two of them later; 30,000 steps that
-    # became smaller were at 200 to 300 after 15,000 on 21 to 23
+    # became smaller were at 180 to 300 after 15,000 on 21 to 23
     "dreamer/cartpole_hidden": [31, 32, 33],
     "dreamer/catch": [21, 22, 23],  # looked at on 1; steps that stayed large ended at 1, 0.6 and 1 on 11 to 13
     "dreamer/boxing_atari": [1],  # one whole run, an hour and more; earlier settings had been given up there
