@@ -18,11 +18,14 @@ def describe(options: type[Options]) -> list[Row]:
     """The algorithm's own options first, then the ones it inherits."""
     own = [name for name in options.model_fields if name in options.__annotations__]
     names = [*own, *(name for name in options.model_fields if name not in own)]
-    return [_row(name, options.model_fields[name]) for name in names]
+    by_task = getattr(options, "BY_TASK", ())
+    return [_row(name, options.model_fields[name], name in by_task) for name in names]
 
 
-def _row(name: str, field: Any) -> Row:
-    default = "required" if field.is_required() else _text(field.default)
+def _row(name: str, field: Any, by_task: bool = False) -> Row:
+    default = "required" if field.is_required() else option_text(field.default)
+    if by_task:
+        default = "by task"
     signs = (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
     bounds = [
         f"{sign} {getattr(limit, word)}" for limit in field.metadata for word, sign in signs if hasattr(limit, word)
@@ -30,13 +33,14 @@ def _row(name: str, field: Any) -> Row:
     return Row(name, default, ", ".join(bounds), field.description or "")
 
 
-def _text(value: Any) -> str:
+def option_text(value: Any) -> str:
+    """A value as YAML writes it."""
     if isinstance(value, Options):
         value = value.model_dump()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {option_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_text, value)) + "]"
+        return "[" + ", ".join(map(option_text, value)) + "]"
     if value is None or isinstance(value, bool):  # as YAML writes them
         return "null" if value is None else str(value).lower()
     return str(value)

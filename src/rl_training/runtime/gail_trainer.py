@@ -21,6 +21,7 @@ from rl_training.runtime.collector import Collector, Step
 from rl_training.runtime.evaluation import LONGEST
 from rl_training.runtime.loops import OnPolicyLoop
 from rl_training.runtime.offline import PriorData, SourceOptions, collect_random, in_agent_units, read_source
+from rl_training.runtime.options import Task
 from rl_training.runtime.ppo_trainer import PPOOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -74,6 +75,10 @@ class GAILOptions(PPOOptions):
         if self.absorbing and self.gamma == 1:
             raise ValueError("absorbing states last forever: gamma must be below 1")
         return self
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        return {**super().for_task(task), "normalize_rewards": True}  # the discriminator pays, whatever is observed
 
     def source(self) -> SourceOptions:
         return SourceOptions(

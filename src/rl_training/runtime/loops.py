@@ -19,9 +19,11 @@ from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import opt
 from rl_training.runtime.collector import Collector, Step
-from rl_training.runtime.options import AlgorithmOptions
+from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.state import Stateful
+
+ROLLOUT = 2_048  # steps of a rollout over all environments, where the task decides
 
 
 class Loop(Stateful):
@@ -68,13 +70,20 @@ class OnlineLoop(Loop):
 
 
 class ReplayOptions(AlgorithmOptions):
-    """When to act, store and learn."""
+    """When to act, store and learn. A new run spends at most a tenth of its steps on the warm-up, unless it is set."""
+
+    BY_TASK = ("learning_starts", "initial_random_steps")
 
     buffer_capacity: int = opt(1_000_000, "transitions kept; never more than the run has steps", ge=1)
     batch_size: int = opt(256, "transitions per update", ge=1)
     learning_starts: int = opt(1_000, "environment steps before the first update", ge=0)
     train_frequency: int = opt(1, "environment steps between updates, whatever the number of environments", ge=1)
     initial_random_steps: int = opt(0, "environment steps with uniformly random actions", ge=0)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        tenth = task.total_timesteps // 10
+        return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
 
 
 class OffPolicyOptions(ReplayOptions):
@@ -188,14 +197,45 @@ class OffPolicyLoop(OnlineLoop):
 
 
 class OnPolicyOptions(AlgorithmOptions):
-    num_steps: int = opt(128, "steps of each environment per rollout", ge=1)
-    update_epochs: int = opt(4, "passes over each rollout", ge=1)
-    minibatch_size: int = opt(256, "samples per update", ge=1)
+    """Rollouts and the passes over them. What suits a task differs most between boxes of actions, choices and images, so a new run
+    takes the options of ``BY_TASK`` from it; the defaults below are those of files that were saved without them."""
+
+    BY_TASK = ("num_steps", "update_epochs", "minibatch_size", "normalize_observations", "normalize_rewards")
+
+    num_steps: int = opt(
+        128,
+        "steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each for images",
+        ge=1,
+    )
+    update_epochs: int = opt(4, "passes over each rollout; by task: 10 for vectors, 4 for images", ge=1)
+    minibatch_size: int = opt(256, "samples per update; by task: 64 for vectors, 256 for images", ge=1)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
     target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
-    normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
-    normalize_rewards: bool = opt(False, "scale rewards by the running deviation of the discounted return")
+    normalize_observations: bool = opt(
+        False, "scale observations by their running mean and deviation; by task: true for vectors"
+    )
+    normalize_rewards: bool = opt(
+        False, "scale rewards by the running deviation of the discounted return; by task: true for vectors"
+    )
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        if task.spaces.image:
+            return {
+                "num_steps": 128,
+                "update_epochs": 4,
+                "minibatch_size": 256,
+                "normalize_observations": False,
+                "normalize_rewards": False,
+            }
+        return {
+            "num_steps": max(1, ROLLOUT // task.num_envs),
+            "update_epochs": 10,
+            "minibatch_size": 64,
+            "normalize_observations": True,
+            "normalize_rewards": True,
+        }
 
 
 class OnPolicyLoop(OnlineLoop):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 
 from rl_training.experiment.config import Options, opt
 from rl_training.runtime.controls import EarlyStoppingConfig
 from rl_training.runtime.schedules import resolve_schedule_spec
+
+if TYPE_CHECKING:
+    from rl_training.envs.spaces import Spaces
 
 
 def _checked(value: Any) -> Any:
@@ -19,8 +22,20 @@ def _checked(value: Any) -> Any:
 Schedule = Annotated[str | dict[str, Any] | None, AfterValidator(_checked)]
 
 
+class Task(NamedTuple):
+    """What the default of an option may depend on."""
+
+    spaces: Spaces
+    num_envs: int
+    total_timesteps: int
+
+
 class AlgorithmOptions(Options):
     """Controls of a run that live beside the algorithm's own options."""
+
+    BY_TASK: ClassVar[
+        tuple[str, ...]
+    ] = ()  # options for which a new run takes ``for_task``'s value unless they are set
 
     eval_interval: int | None = opt(
         None, "environment steps between evaluations; null: twenty per run; 0: only at the end", ge=0
@@ -40,3 +55,14 @@ class AlgorithmOptions(Options):
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         """Over how many environment steps the schedule of ``name`` runs."""
         return total_timesteps
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        """Values of the options in ``BY_TASK`` that suit the task."""
+        return {}
+
+    @classmethod
+    def chosen(cls, given: dict[str, Any], task: Task) -> dict[str, Any]:
+        """What a new run adds to the options that were given."""
+        suited = cls.for_task(task)
+        return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in given}

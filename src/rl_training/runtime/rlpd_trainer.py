@@ -15,7 +15,7 @@ from rl_training.experiment.config import opt
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.loops import OffPolicyLoop
+from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.offline import (
     DatasetOptions,
     PriorData,
@@ -24,6 +24,7 @@ from rl_training.runtime.offline import (
     build_dataset,
     rewards_learned_from,
 )
+from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.sac_trainer import SACOptions, build
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -31,8 +32,14 @@ from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 class RLPDOptions(DatasetOptions, SACOptions):
     TITLE = "rlpd"
-    learning_starts: int = opt(5_000, "environment steps before the first update", ge=0)
-    initial_random_steps: int = opt(5_000, "environment steps with uniformly random actions", ge=0)
+    BY_TASK = ReplayOptions.BY_TASK
+    learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
+    learning_starts: int = opt(
+        5_000, "environment steps before the first update; by task: at most a tenth of the run", ge=0
+    )
+    initial_random_steps: int = opt(
+        5_000, "environment steps with uniformly random actions; by task: at most a tenth of the run", ge=0
+    )
     gradient_updates_per_step: int = opt(20, "critic updates each time, followed by one of the actor", ge=1)
     num_critics: int = opt(10, "critics in the ensemble", ge=1)
     target_subset: int = opt(2, "critics, drawn anew for each update, whose smallest value is the target", ge=1)
@@ -43,6 +50,10 @@ class RLPDOptions(DatasetOptions, SACOptions):
     )
     offline_pretrain_updates: int = opt(0, "updates on the prior data before the first step", ge=0)
     offline_batch_ratio: float = opt(0.5, "share of prior data in every batch", ge=0, le=1)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        return super(SACOptions, cls).for_task(task)  # SAC's own rate and warm-up were chosen for one update a step
 
 
 class RLPDLoop(OffPolicyLoop):

@@ -24,6 +24,7 @@ from rl_training.experiment.checkpointing import CheckpointState, fitting, save_
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import held
 from rl_training.experiment.logging import Logger, Loggers, Progress, short
+from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
 from rl_training.runtime.collector import Collector, CollectResult, EnvironmentFailure
@@ -92,7 +93,10 @@ class Run(Stateful):
         device: torch.device,
         callbacks: list[Callback],
         loggers: Sequence[Logger] = (),
+        chosen: dict[str, Any] | None = None,
     ) -> None:
+        """``chosen``: options that were taken from the task; the run says which at its start."""
+        self._chosen = chosen or {}
         self.step = self.update_count = self.gradient_steps = self.epoch = 0
         self.counters: dict[str, int] = {}
         self.references: dict[str, float] = {}  # returns of a random and an expert policy, where they are known
@@ -246,6 +250,9 @@ class Run(Stateful):
         runs.write_metadata(context, {"status": "running", "engine": self.engine.state_dict()})
         try:
             self._progress.say(f"{title}: {self.engine.why}; run directory {context.run_dir}")
+            if self._chosen:
+                options = ", ".join(f"{name} {option_text(value)}" for name, value in self._chosen.items())
+                self._progress.say(f"chosen for this task, unless set: {options}")
             for hook in self._hooks["on_train_start"]:
                 hook(self._shown())
             if self.budget_spent or (self._max_epochs is not None and self.epoch >= self._max_epochs):

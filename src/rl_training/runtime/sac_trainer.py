@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -12,6 +12,7 @@ from rl_training.algorithms.sac import SAC
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.options import Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 
 
@@ -26,13 +27,24 @@ Temperature = Annotated[float | Literal["auto"], AfterValidator(_temperature)]
 
 class SACOptions(OffPolicyOptions):
     TITLE = "sac"
-    initial_random_steps: int = opt(1_000, "environment steps with uniformly random actions", ge=0)
+    BY_TASK = ("learning_starts", "initial_random_steps", "learning_rate")
+    learning_starts: int = opt(
+        1_000, "environment steps before the first update; by task: a tenth of the run, at most 10,000", ge=0
+    )
+    initial_random_steps: int = opt(
+        1_000, "environment steps with uniformly random actions; by task: as learning_starts", ge=0
+    )
     hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
-    learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
+    learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature; by task: 0.001", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
     target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
     tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        warm_up = min(10_000, task.total_timesteps // 10)
+        return {"learning_starts": warm_up, "initial_random_steps": warm_up, "learning_rate": 1e-3}
 
 
 def build(

@@ -25,7 +25,7 @@ from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.engine import resolve_device
 from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops import Loop
-from rl_training.runtime.options import AlgorithmOptions
+from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.video import check_recording
@@ -94,6 +94,14 @@ class AlgorithmSpec:
         except ConfigError as error:
             raise error.under("algo_kwargs") from None
 
+    def chosen(self, config: TrainConfig, spaces: Spaces) -> dict[str, Any]:
+        """The options that a new run takes from its task, because the config leaves them open."""
+        return self.config.chosen(config.algo_kwargs, Task(spaces, config.num_envs, config.total_timesteps))
+
+    def complete(self, config: TrainConfig) -> TrainConfig:
+        """The config as a new run takes it, with the options that its task decides."""
+        return with_options(config, self.chosen(config, EnvFactory(config.env_id, config.env_kwargs).spaces()))
+
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
         spaces = factory.spaces()
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
@@ -112,14 +120,20 @@ class AlgorithmSpec:
         run_dir: Path | None = None,
     ) -> TrainResult:
         """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
-        options, own = self.options(config), list(loggers or [])
+        own = list(loggers or [])
+        self.options(config)
         Loggers.check(config, own)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         if config.record_video:
             check_recording(factory, config.env_id)
         plan = self.blueprint(config, factory, network, config.device)
+        chosen = {} if checkpoint_state is not None else self.chosen(config, plan.spaces)
+        config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
+        options = self.options(config)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
-        run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own)
+        run = Run(
+            config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
+        )
         loop = self.loop(run, self.build(options, plan), options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
@@ -139,7 +153,7 @@ class AlgorithmSpec:
         """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
-        agent = self.build(self.options(config), plan)
+        agent = self.build(self.options(with_options(config, saved_options(checkpoint_state))), plan)
         with fitting():
             agent.load_state_dict(checkpoint_state.algorithm_state)
         agent.set_eval_mode()
@@ -173,6 +187,16 @@ class AlgorithmSpec:
     ) -> Any:
         agent, spaces = self.load(config, checkpoint_state, device)
         return predict(agent, spaces, obs, deterministic=deterministic)
+
+
+def with_options(config: TrainConfig, options: dict[str, Any]) -> TrainConfig:
+    """The config with further algorithm options, where it does not set them itself."""
+    return config.replace(algo_kwargs={**options, **config.algo_kwargs})
+
+
+def saved_options(state: CheckpointState) -> dict[str, Any]:
+    """The algorithm options that a checkpoint's run was made with, those chosen by its task included."""
+    return state.config.get("algo_kwargs", {})
 
 
 def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:
