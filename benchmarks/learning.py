@@ -19,7 +19,10 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 RESULTS = Path(__file__).parent / "results" / "learning"
 # A preset that was tuned must be judged on seeds that had no part in it. dqn/cartpole was chosen on seeds 2, 22, 35 and 41, where
@@ -95,50 +98,98 @@ YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides
 }
 
 
-def train_one(preset: str, seed: int, overrides: dict[str, Any], threads: int, keep: str | None) -> dict[str, Any]:
-    """One seed: train, or go on with what was kept, then evaluate the last checkpoint on episodes of its own."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+def train_one(config: TrainConfig, keep: Path | None, last: int | None = None, drawn: bool = False) -> dict[str, Any]:
+    """One seed: train, or go on with what was kept, then evaluate the last checkpoint on episodes of its own.
+
+    ``last``: judge by that many of the last episodes of training instead. ``drawn``: evaluate with actions drawn.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.yaml_config import read_config
     from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
-    kept = Path(keep or "", preset.replace("/", "_"), str(seed))
-    with contextlib.nullcontext(kept) if keep else tempfile.TemporaryDirectory() as folder:
-        fixed = {"seed": seed, "output_dir": str(folder), "progress": "off", "threads": threads}
-        config = read_config(f"configs/{preset}.yaml", {**fixed, **overrides})
+    with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+        spec = get_algorithm_spec(config.algo)
+        config = spec.complete(config.replace(output_dir=folder, progress="off"))
         begun = next(Path(folder).glob("*/config.yaml"), None)
         if begun and read_config(begun) != config:
             raise RuntimeError(f"{begun.parent} was begun with other options; keep these runs elsewhere")
         spent = Path(folder, "spent.json")
         wall, cpu = json.loads(spent.read_text()) if spent.exists() else (0.0, 0.0)
         wall, cpu = wall - time.perf_counter(), cpu - time.process_time()
-        result = resume_training(begun.parent) if begun else get_algorithm_spec(config.algo).train(config)
+        result = resume_training(begun.parent) if begun else spec.train(config)
         wall, cpu = wall + time.perf_counter(), cpu + time.process_time()
         spent.write_text(json.dumps([wall, cpu]))
         if result.metrics["global_step"] < config.total_timesteps:
-            raise RuntimeError(f"seed {seed} was stopped; the same command goes on with it")
-        last = TRAINING_EPISODES.get(preset)
+            raise RuntimeError(f"seed {config.seed} was stopped; the same command goes on with it")
         final = (
             last_episodes(result.checkpoint_path, last)
             if last
-            else evaluate_checkpoint(result.checkpoint_path, EPISODES, deterministic=preset not in DRAWN)
+            else evaluate_checkpoint(result.checkpoint_path, EPISODES, deterministic=not drawn)
         )
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
         # a run that was gone on with after its end has evaluated that twice
         curve = {line["step"]: line["eval_return_mean"] for line in lines if "eval_return_mean" in line}
         metadata = json.loads((result.run_dir / "metadata.json").read_text())
     return {
-        "seed": seed,
+        "seed": config.seed,
         "return_mean": final["eval_return_mean"],
         "return_std": final["eval_return_std"],
         "return_min": final["eval_return_min"],
         "steps": result.metrics["global_step"],
+        "gradient_steps": result.metrics["gradient_steps"],
         "seconds": round(wall, 1),
         "cpu_seconds": round(cpu, 1),
         "engine": metadata["engine"],
         "git": metadata["git"],
         "curve": [list(point) for point in curve.items()],
     }
+
+
+def train_all(
+    name: str, config: TrainConfig, seeds: list[int], *, jobs: int, threads: int, keep: str | None, **judged: Any
+) -> list[dict[str, Any]]:
+    """One run for each seed, ``jobs`` at a time; with ``keep``, in that folder, where the same call goes on with them."""
+    print(f"{name}: seeds {seeds}", flush=True)
+    runs = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        configs = [config.replace(seed=seed, threads=threads) for seed in seeds]
+        folders = [Path(keep, name.replace("/", "_"), str(seed)) if keep else None for seed in seeds]
+        for future in [pool.submit(train_one, *pair, **judged) for pair in zip(configs, folders)]:
+            runs.append(future.result())
+            last = runs[-1]
+            print(
+                f"  seed {last['seed']}: {last['return_mean']:.1f} ± {last['return_std']:.1f} in {last['seconds']:.0f} s",
+                flush=True,
+            )
+    return runs
+
+
+def record(folder: Path, name: str, config: TrainConfig, runs: list[dict[str, Any]], **facts: Any) -> bool:
+    """Compare the mean over seeds with what is asked (``threshold``, ``at_most``), say so, and write the record."""
+    summary = summarise([run["return_mean"] for run in runs])
+    threshold, ceiling = facts["threshold"], facts["at_most"]
+    passed = (threshold is None or summary["mean"] >= threshold) and (ceiling is None or summary["mean"] <= ceiling)
+    asked = f"at most {ceiling}" if ceiling is not None else threshold
+    verdict = "" if asked is None else f"; asked {asked}: {'passed' if passed else 'NOT PASSED'}"
+    print(
+        f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]{verdict}",
+        flush=True,
+    )
+    content = {
+        "preset": name, "algo": config.algo, "env_id": config.env_id, "total_timesteps": config.total_timesteps,
+        "passed": passed, **summary, "config": {**config.plain(), "output_dir": "runs"}, **facts, "runs": runs,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name.replace('/', '_')}.json").write_text(json.dumps(content, indent=1) + "\n")
+    return passed
+
+
+def facts_of_the_machine() -> dict[str, Any]:
+    """Commit, versions and processor, without the command line, which differs from record to record."""
+    from rl_training.experiment.runs import provenance
+
+    return {name: fact for name, fact in provenance().items() if name != "command"}
 
 
 def last_episodes(checkpoint: Path, count: int) -> dict[str, float]:
@@ -166,51 +217,29 @@ def summarise(returns: list[float]) -> dict[str, float]:
 
 
 def check(
-    preset: str,
+    name: str,
     seeds: list[int],
     overrides: dict[str, Any],
     jobs: int,
     threads: int,
-    record: bool,
+    folder: Path,
     keep: str | None = None,
 ) -> bool:
-    from rl_training.experiment.runs import provenance
     from rl_training.experiment.yaml_config import read_config
 
-    name, (preset, given) = preset, YARDSTICKS.get(preset, (preset, {}))
-    overrides = {**given, **overrides}
-    print(f"{name}: seeds {seeds}", flush=True)
-    facts = provenance()
-    facts.pop("command")
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(train_one, preset, seed, overrides, threads, keep) for seed in seeds]
-        runs = []
-        for future in futures:
-            runs.append(future.result())
-            last = runs[-1]
-            print(
-                f"  seed {last['seed']}: {last['return_mean']:.1f} ± {last['return_std']:.1f} in {last['seconds']:.0f} s",
-                flush=True,
-            )
-    summary = summarise([run["return_mean"] for run in runs])
-    threshold, ceiling = CHECKS.get(name), AT_MOST.get(name)
-    passed = (threshold is None or summary["mean"] >= threshold) and (ceiling is None or summary["mean"] <= ceiling)
-    asked = f"at most {ceiling}" if ceiling is not None else threshold
-    verdict = "" if asked is None else f"; asked {asked}: {'passed' if passed else 'NOT PASSED'}"
-    print(f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]{verdict}")
-    if record:
-        config = read_config(f"configs/{preset}.yaml", overrides)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        judged = "the last episodes of training" if name in TRAINING_EPISODES else "evaluation of the last checkpoint"
-        judged += ", actions drawn" if name in DRAWN else ""
-        content = {
-            "preset": name, "algo": config.algo, "env_id": config.env_id, "total_timesteps": config.total_timesteps,
-            "threshold": threshold, "at_most": ceiling, "passed": passed, "episodes": TRAINING_EPISODES.get(name, EPISODES), "judged": judged, **summary, "config": config.plain(), **facts, "runs": runs,
-        }  # fmt: skip
-        content["config"]["output_dir"] = "runs"
-        path = RESULTS / f"{name.replace('/', '_')}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
-    return passed
+    preset, given = YARDSTICKS.get(name, (name, {}))
+    config = read_config(f"configs/{preset}.yaml", {**given, **overrides})
+    facts, last, drawn = facts_of_the_machine(), TRAINING_EPISODES.get(name), name in DRAWN
+    runs = train_all(name, config, seeds, jobs=jobs, threads=threads, keep=keep, last=last, drawn=drawn)
+    judged = "the last episodes of training" if last else "evaluation of the last checkpoint"
+    judged += ", actions drawn" if drawn else ""
+    asked = {
+        "threshold": CHECKS.get(name),
+        "at_most": AT_MOST.get(name),
+        "episodes": last or EPISODES,
+        "judged": judged,
+    }
+    return record(folder, name, config, runs, **asked, **facts)
 
 
 def main() -> int:
@@ -228,11 +257,12 @@ def main() -> int:
     parser.add_argument("--no-record", action="store_true", help="print only")
     args = parser.parse_args()
     overrides = dict(parse_override(text) for text in args.set)
-    record = not args.no_record and not overrides
-    results = [
-        check(p, args.seeds or UNSEEN.get(p, [1, 2, 3]), overrides, args.jobs, args.threads, record, args.keep)
-        for p in args.presets or [*CHECKS, *AT_MOST, *YARDSTICKS]
-    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if args.no_record or overrides else RESULTS
+        results = [
+            check(p, args.seeds or UNSEEN.get(p, [1, 2, 3]), overrides, args.jobs, args.threads, folder, args.keep)
+            for p in args.presets or [*CHECKS, *AT_MOST, *YARDSTICKS]
+        ]
     return 0 if all(results) else 1
 
 

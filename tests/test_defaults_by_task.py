@@ -6,11 +6,10 @@ import json
 
 import numpy as np
 import pytest
-import toys
 
+import toys
 from rl_training import PPO, SAC, TrainConfig
 from rl_training.cli import main
-from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.yaml_config import read_config
