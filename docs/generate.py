@@ -29,8 +29,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def learning() -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted((RESULTS / "learning").glob("*.json"))]
+def learning(folder: str = "learning") -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted((RESULTS / folder).glob("*.json"))]
 
 
 def learned(result: dict) -> str:
@@ -39,13 +39,14 @@ def learned(result: dict) -> str:
     return f"{result['mean']:.{digits}f}{interval}"
 
 
-def results_table(algo: str | None = None) -> str:
-    """One row per recorded preset: the last checkpoint's return over seeds, with a 95 % interval."""
+def results_table(algo: str | None = None, folder: str = "learning") -> str:
+    """One row per record of a folder: the last checkpoint's return over seeds, with a 95 % interval."""
+    what = {"learning": "preset", "defaults": "algorithm and task"}[folder]
     lines = [
-        "| preset | steps | return, mean over seeds [95 % interval] | each seed | asked | commit |",
+        f"| {what} | steps | return, mean over seeds [95 % interval] | each seed | asked | commit |",
         "|---|---|---|---|---|---|",
     ]
-    for result in learning():
+    for result in learning(folder):
         if algo not in (None, result["algo"]):
             continue
         seeds = ", ".join(
@@ -159,6 +160,7 @@ def page(text: str) -> str:
             "options": lambda: markdown_table(get_algorithm_spec(what).config),
             "config": lambda: markdown_table(CONFIGS[what or "run"]),
             "results": lambda: results_table(what or None),
+            "defaults": lambda: results_table(folder="defaults"),
             "speed": speed_table,
             "fractions": fractions_table,
             "dreamer": dreamer_table,
