@@ -2,6 +2,7 @@
 stacked frames, several steps, priorities, and saving in the middle, into a buffer of the same and of a larger capacity."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -305,7 +306,7 @@ def test_sequences_of_a_lost_environment_end_with_its_last_observation():
         games.cut([0], buffer)
     _assert_sequences(buffer, games)
     first = {steps[0][0][0] for steps in games.steps} | {
-        after[0][0] for steps in games.steps for before, after in zip(steps, steps[1:]) if before[4] or before[5]
+        after[0][0] for steps in games.steps for before, after in pairwise(steps) if before[4] or before[5]
     }
     batch = buffer.sample(200)
     assert batch["episode_starts"].bool().tolist() == np.isin(batch["obs"][..., 0].numpy(), list(first)).tolist()

@@ -367,7 +367,8 @@ def _config(args: argparse.Namespace) -> None:
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.runs import dump_yaml
 
-    whole = {**config.plain(), "algo_kwargs": get_algorithm_spec(config.algo).options(config).model_dump(mode="json")}
+    options = get_algorithm_spec(config.algo).options(config)
+    whole = {**config.plain(), "algo_kwargs": options.model_dump(mode="json", exclude=options.idle())}
     print(json.dumps(whole) if args.json else dump_yaml(whole), end="\n" if args.json else "")
 
 

@@ -40,3 +40,7 @@ class AlgorithmOptions(Options):
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         """Over how many environment steps the schedule of ``name`` runs."""
         return total_timesteps
+
+    def idle(self) -> set[str]:
+        """Options that have no effect beside the others, and are refused if they are given with them."""
+        return set()
