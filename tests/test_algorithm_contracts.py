@@ -232,3 +232,41 @@ def test_what_is_exported_acts_as_the_agent_does(algo, trained, tmp_path):
         return
     exported = export_checkpoint(trained(algo).run_dir, tmp_path / "policy.pt2")  # compares them
     assert exported.rows == 1_000 and exported.ties < 100 and exported.difference < 1e-5
+
+
+@everyone
+def test_a_config_or_a_checkpoint_of_another_algorithm_is_refused_in_one_line(algo, tiny, trained):
+    """Whether the algorithm trains, goes on, loads, evaluates, predicts or has only its trainer's function."""
+    other = "sac" if algo != "sac" else "ppo"
+    spec, own, foreign = get_algorithm_spec(algo), tiny(algo), tiny(other)
+    state = load_checkpoint(trained(other).checkpoint_path)
+    trainer = import_module(f"rl_training.runtime.{ALGORITHMS[algo].trainer}")
+    calls = [
+        lambda: spec.train_fn(foreign),
+        lambda: getattr(trainer, f"train_{algo}")(foreign),
+        lambda: spec.load_fn(foreign, state),
+        lambda: spec.evaluate_fn(foreign, state, "cpu", 1),
+        lambda: spec.predict_fn(foreign, state, "cpu", [0.0]),
+        lambda: getattr(rl_training, ALGORITHMS[algo].public)(foreign),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"^[^\n]*{algo}[^\n]*{other}[^\n]*$"):
+            call()
+    loads = [
+        lambda: spec.train_fn(own, checkpoint_state=state),
+        lambda: spec.load_fn(own, state),
+        lambda: spec.evaluate_fn(own, state, "cpu", 1),
+    ]
+    for call in loads:
+        with pytest.raises(ValueError, match=rf"^{algo} cannot go on from a checkpoint of {other}"):
+            call()
+    assert not list(own.output_dir.glob("*"))  # refused before anything was made
+
+
+@everyone
+def test_all_options_in_force_written_out_are_the_same_options(algo, tiny):
+    spec = get_algorithm_spec(algo)
+    for config in (tiny(algo), tiny(algo).replace(algo_kwargs={})):
+        options = spec.options(config)
+        whole = options.model_dump(mode="json", exclude=options.idle())
+        assert spec.options(config.replace(algo_kwargs=whole)) == options

@@ -305,6 +305,8 @@ def test_mixed_sources_as_options(tiny, tmp_path):
         ({"dataset_download": True}, "dataset_download does nothing for random data"),
         ({"dataset_mix": []}, "dataset_mix needs at least one source"),
         ({"dataset_mix_size": 3}, "dataset_mix_size and dataset_mix_seed do nothing without dataset_mix"),
+        ({"dataset_mix_seed": 0}, "dataset_mix_size and dataset_mix_seed do nothing without dataset_mix"),
+        ({"dataset_mix": [{"dataset_size": 9}], "dataset_kind": "random"}, "or dataset_mix, not both"),
         ({"dataset_mix": [{"dataset_kin": "npz"}]}, "did you mean 'dataset_kind'"),
     ],
 )

@@ -7,7 +7,8 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_config import read_config
-from toys import Pictures
+from rl_training.runtime.dqn_trainer import SPECS, train_dqn
+from toys import Counter, Pictures, assert_same
 
 FAMILY = ("dqn", "qr_dqn", "iqn", "fqf")
 EVERYTHING = {"double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3}
@@ -50,6 +51,8 @@ def test_beta_rises_to_one_over_the_run(tiny, algo):
     ("options", "message"),
     [
         ({"priority_alpha": 0.5}, "priority_alpha does nothing without prioritized: true"),
+        ({"priority_alpha": 0.6}, "priority_alpha does nothing without prioritized: true"),  # as if left out, but given
+        ({"noisy": True, "exploration_fraction": 0.1}, "does nothing with noisy: true"),
         ({"priority_beta": 0.5, "prioritized": False}, "priority_beta does nothing without prioritized: true"),
         ({"noisy": True, "exploration_fraction": 0.3}, "does nothing with noisy: true"),
         ({"n_step": 0}, "n_step"),
@@ -68,6 +71,26 @@ def test_a_noisy_network_needs_no_random_actions_but_may_have_them(tiny):
     assert spec.options(tiny("dqn", noisy=True)).epsilon_schedule == {"type": "constant", "start": 0.0}
     wanted = {"type": "constant", "start": 0.1}
     assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=wanted)).epsilon_schedule == wanted
+    usual = spec.config.model_fields["epsilon_schedule"].default
+    assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=usual)).epsilon_schedule == usual  # given is given
+    assert spec.options(tiny("dqn", noisy=True)).replace(gamma=0.9).epsilon_schedule["start"] == 0.0
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_updates_wait_for_the_first_return_that_is_complete(tiny, prioritized):
+    """Sixty steps make the first return: from then on there is an update for each step."""
+    changes = {"n_step": 60, "learning_starts": 10, "batch_size": 16, "train_frequency": 1, "prioritized": prioritized}
+    config = tiny("dqn", total_timesteps=100, **changes)
+    result = get_algorithm_spec("dqn").train(config, env=lambda: Counter(limit=1_000))
+    assert result.metrics["update_count"] == 100 - 59
+
+
+@pytest.mark.parametrize("algo", FAMILY)
+def test_the_familys_trainer_serves_each_member_by_the_configs_name(tiny, algo):
+    result = train_dqn(tiny(algo), run_suffix="by name")
+    state = load_checkpoint(result.checkpoint_path)
+    assert result.run_dir.name.startswith(f"{algo}__") and state.config["algo"] == algo
+    assert_same(state.algorithm_state, load_checkpoint(SPECS[algo].train(tiny(algo)).checkpoint_path).algorithm_state)
 
 
 def test_plain_dqn_has_no_quantiles(tiny):

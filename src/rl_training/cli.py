@@ -369,7 +369,7 @@ def _config(args: argparse.Namespace) -> None:
 
     spec = get_algorithm_spec(config.algo)
     options = spec.options(spec.complete(config))
-    whole = {**config.plain(), "algo_kwargs": options.model_dump(mode="json")}
+    whole = {**config.plain(), "algo_kwargs": options.model_dump(mode="json", exclude=options.idle())}
     print(json.dumps(whole) if args.json else dump_yaml(whole), end="\n" if args.json else "")
 
 

@@ -7,81 +7,165 @@ from typing import Any
 import numpy as np
 import torch
 
+FREE, HELD = (
+    -1,
+    np.iinfo(np.int64).max,
+)  # instead of a row's number: nobody needs the frame, or something that is no row yet
+
 
 class FrameStore:
-    """A ring of single frames (uint8). An observation of ``stack`` frames is that many frame numbers.
+    """Places for single frames (uint8). An observation of ``stack`` frames is the places of that many.
 
     Consecutive observations share frames: the next observation of one transition is the observation of the following one,
     and a stack repeats all but its newest frame. Sharing is found by content, so it can never be wrong; where nothing is
     shared, every frame is simply stored.
+
+    Rows that show frames are numbered in the order in which they are stored, and leave in that order. Every frame knows the newest
+    row that shows it, and its place is free again once that row has left: however old the frame is, and whatever other
+    environments have stored since. A frame that no row shows yet is held until one does.
     """
 
     def __init__(self, capacity: int, obs_shape: tuple[int, ...], stack: int = 1, *, reuse: bool = False) -> None:
         if obs_shape[0] % stack:
             raise ValueError(f"{obs_shape[0]} channels are not {stack} frames of equal depth")
-        self.capacity, self.stack, self.count = capacity, stack, 0
+        self.capacity, self.stack, self.count = capacity, stack, 0  # places, frames per observation, frames ever stored
         self._obs_shape = tuple(obs_shape)
         self._data = np.zeros((capacity, int(np.prod(obs_shape)) // stack), np.uint8)
-        self._last: dict[int, np.ndarray] = {}  # per stream, the frames of its newest observation
+        self._newest_row = np.full(capacity, FREE, np.int64)
+        self._grown = 0  # places beyond those it was made with
+        self._touched = 0  # places that have ever been used: the first ones
+        self._free: list[int] = []  # those of them that are free; the last one is used next, while it is in the cache
+        self._last: dict[int, np.ndarray] = {}  # per stream, the places of its newest observation's frames
+        self._abandoned: list[np.ndarray] = []  # held frames of observations that were not followed by themselves
         self._reuse, self._out = reuse, {}  # type: bool, dict[str, np.ndarray]
 
+    @property
+    def room(self) -> int:
+        """How many frames can be stored before rows have to leave."""
+        return len(self._free) + self.capacity - self._touched
+
     def transition(self, stream: int, obs: np.ndarray, next_obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Store one transition of a stream of them: the frame numbers of both observations."""
+        """Hold both observations of a stream's next transition: the places of their frames."""
         now, then = self._frames(obs), self._frames(next_obs)
-        before = self._last.get(stream)
-        if before is None or not self._holds(before) or not np.array_equal(self._data[before % self.capacity], now):
-            before = self._put(now, [None] * self.stack)
-        after = self._put(then, [*before[1:], None])
+        before = self._shared_or_new(stream, now)
+        if (now[1:] == then[:-1]).all():  # as almost always, one frame is new
+            after = np.empty_like(before)
+            after[:-1] = before[1:]
+            after[-1] = before[-1] if (now[-1] == then[-1]).all() else self._new(then[-1])
+        else:
+            after = self._put(then, [*before[1:].tolist(), None])
+        self._newest_row[before] = HELD
+        self._newest_row[after] = HELD
         self._last[stream] = after
         return before, after
 
-    def take(self, slots: np.ndarray, name: str) -> torch.Tensor:
-        """Observations (B, C, H, W) from their frames' places in the ring (B, stack)."""
+    def observation(self, stream: int, obs: np.ndarray) -> np.ndarray:
+        """Hold an observation, which a stream's last transition may have led to: the places of its frames."""
+        places = self._shared_or_new(stream, self._frames(obs))
+        self._newest_row[places] = HELD
+        return places
+
+    def _shared_or_new(self, stream: int, frames: np.ndarray) -> np.ndarray:
+        last = self._last.get(stream)
+        if last is not None:
+            rows = self._newest_row[last].tolist()
+            if FREE not in rows and (self._data[last] == frames).all():
+                return last
+            if HELD in rows:
+                self._abandoned.append(last)
+        return self._put(frames, [None] * self.stack)
+
+    def store(self, places: np.ndarray, rows: np.ndarray) -> None:
+        """Rows (B,) with numbers above all earlier ones have been stored, and show the frames at ``places`` (B, k)."""
+        self._newest_row[places.reshape(-1)] = rows.repeat(places.shape[1])  # of equal places, the last one counts
+
+    def hold(self, places: list[np.ndarray]) -> None:
+        """Hold the frames at ``places``, which rows to come will show, whatever older rows show them."""
+        if places:
+            self._newest_row[np.concatenate(places)] = HELD
+        if self._abandoned:
+            needed = {place for array in places for place in array.tolist()}
+            unused = np.concatenate(self._abandoned)
+            unused = unused[self._newest_row[unused] == HELD]
+            self._give_back([place for place in dict.fromkeys(unused.tolist()) if place not in needed])
+            self._abandoned = []
+
+    def leave(self, places: np.ndarray, rows: np.ndarray) -> None:
+        """The oldest rows (B,) have left, which showed the frames at ``places`` (B, k)."""
+        flat = places.reshape(-1)
+        unused = flat[self._newest_row[flat] == rows.repeat(places.shape[1])]
+        self._give_back(list(dict.fromkeys(unused.tolist())))
+
+    def grow(self, frames: int) -> None:
+        """Make places for so many more."""
+        self._data = np.concatenate([self._data, np.zeros((frames, self._data.shape[1]), np.uint8)])
+        self._newest_row = np.concatenate([self._newest_row, np.full(frames, FREE, np.int64)])
+        self.capacity += frames
+        self._grown += frames
+
+    def take(self, places: np.ndarray, name: str) -> torch.Tensor:
+        """Observations (B, C, H, W) from the places of their frames (B, stack)."""
         out = self._out.get(name)
-        if out is None or len(out) != slots.size:
-            out = np.empty((slots.size, self._data.shape[1]), np.uint8)
+        if out is None or len(out) != places.size:
+            out = np.empty((places.size, self._data.shape[1]), np.uint8)
             if self._reuse:
                 self._out[name] = out
-        np.take(self._data, slots.reshape(-1), axis=0, out=out, mode="clip")
-        return torch.from_numpy(out.reshape(len(slots), *self._obs_shape))
-
-    @property
-    def oldest(self) -> int:
-        """The lowest frame number that is still stored."""
-        return max(0, self.count - self.capacity)
+        np.take(self._data, places.reshape(-1), axis=0, out=out, mode="clip")
+        return torch.from_numpy(out.reshape(len(places), *self._obs_shape))
 
     def _frames(self, obs: np.ndarray) -> np.ndarray:
         return np.asarray(obs, np.uint8).reshape(self.stack, -1)
 
-    def _holds(self, numbers: np.ndarray) -> bool:
-        return int(numbers.min()) >= self.oldest
-
     def _put(self, frames: np.ndarray, candidates: list[Any]) -> np.ndarray:
-        """Numbers of the frames: a candidate's or the previous frame's where the content is the same, else new ones."""
-        numbers = np.empty(self.stack, np.int64)
+        """Places of the frames: a candidate's or the previous frame's where the content is the same, else new ones."""
+        places: list[int] = []
         for j, frame in enumerate(frames):
-            for known in (candidates[j], numbers[j - 1] if j else None):
-                if known is not None and np.array_equal(self._data[known % self.capacity], frame):
-                    numbers[j] = known
+            for known in (candidates[j], places[-1] if j else None):
+                if known is not None and (self._data[known] == frame).all():
+                    places.append(known)
                     break
             else:
-                self._data[self.count % self.capacity] = frame
-                numbers[j] = self.count
-                self.count += 1
-        return numbers
+                places.append(self._new(frame))
+        return np.array(places)
+
+    def _new(self, frame: np.ndarray) -> int:
+        """The place of a frame that is stored now."""
+        self.count += 1
+        if self._free:
+            place = self._free.pop()
+        else:
+            place = self._touched
+            self._touched += 1
+        self._data[place] = frame
+        return place
+
+    def _give_back(self, places: list[int]) -> None:
+        for place in places:
+            self._newest_row[place] = FREE
+        self._free += places
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "data": torch.from_numpy(self._data[: min(self.count, self.capacity)]),
+            "data": torch.from_numpy(self._data[: self._touched]),
             "count": self.count,
+            "free": torch.tensor(self._free, dtype=torch.int64),
+            "grown": self._grown,
             "streams": list(self._last),
             "last": torch.from_numpy(np.array(list(self._last.values()), np.int64).reshape(-1, self.stack)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Everything but which rows show which frames: ``store`` and ``hold`` say it again, and without a list of free places those
+        that neither of them names are free."""
         data = state["data"].numpy()
-        if len(data) > self.capacity or data.shape[1:] != self._data.shape[1:]:
-            raise ValueError("stored frames do not fit: capacity and spaces must be those of the saved run")
+        if data.shape[1:] != self._data.shape[1:]:
+            raise ValueError("stored frames do not fit: the observations must be those of the saved run")
+        self.grow(max(state["grown"] - self._grown, len(data) - self.capacity, 0))
         self._data[: len(data)] = data
-        self.count = state["count"]
+        self.count, self._touched = state["count"], len(data)
+        self._free = [] if state["free"] is None else state["free"].tolist()
+        self._abandoned = [np.arange(len(data))] if state["free"] is None else []
+        self._newest_row[:] = FREE
+        self._newest_row[: len(data)] = HELD
+        self._newest_row[self._free] = FREE
         self._last = dict(zip(state["streams"], state["last"].numpy().copy()))

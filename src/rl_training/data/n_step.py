@@ -40,6 +40,25 @@ class NStepWindow:
                 pending.clear()
             elif len(pending) == self.n:
                 done.append((pending.pop(0), i))
+        return self._complete(done, rows)
+
+    def cut(self, ended: np.ndarray, next_obs: np.ndarray) -> Rows | None:
+        """Transitions of the environments where ``ended`` (N,) is set, which end with the steps they have, at ``next_obs`` (N, ...);
+        none, before the first step."""
+        done = []
+        for i, pending in enumerate(self._pending):
+            if ended[i]:
+                done += [(entry, i) for entry in pending]
+                pending.clear()
+        return self._complete(done, {"next_obs": next_obs, "dones": np.zeros(len(ended)), "truncations": ended})
+
+    def open_obs(self) -> list[Any]:
+        """The observations at which transitions begin that are not complete yet."""
+        return [entry[0] for pending in self._pending for entry in pending]
+
+    @staticmethod
+    def _complete(done: list[tuple[list[Any], int]], rows: Rows) -> Rows | None:
+        """The entries as transitions of their environments, which end as ``rows`` say."""
         if not done:
             return None
         entries, envs = [entry for entry, _ in done], np.array([i for _, i in done])

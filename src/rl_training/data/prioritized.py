@@ -93,14 +93,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """``priorities``: the size of each transition's error."""
         index = np.asarray(indices, np.int64)
         errors = np.abs(np.asarray(priorities, np.float64)) + self.epsilon
+        if self._frames is not None and self.size < self.capacity:  # rows may have left since they were drawn
+            there = (index - self._first) % self.capacity < self.size
+            index, errors = index[there], errors[there]
         self.highest = max(self.highest, float(errors.max(initial=0.0)))
         self._tree[index] = errors**self.alpha
 
     def _stored(self, start: int, n: int) -> None:
         self._tree[np.arange(start, start + n) % self.capacity] = self.highest**self.alpha
 
-    def _forgotten(self, row: int) -> None:
-        self._tree[np.array([row])] = 0.0
+    def _forgotten(self, place: int) -> None:
+        self._tree[np.array([place])] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         filled = min(self.written, self.capacity)
@@ -111,4 +114,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         state = dict(state)
         weights, self.highest = state.pop("weights").numpy(), state.pop("highest")
         super().load_state_dict(state)
-        self._tree[np.arange(len(weights))] = weights
+        source, target = self._moved(len(weights))
+        priorities = np.zeros(self.capacity)
+        priorities[target] = weights[source]
+        age = (np.arange(self.capacity) - self._first) % self.capacity
+        self._tree[np.arange(self.capacity)] = np.where(age < self.size, priorities, 0.0)

@@ -103,6 +103,13 @@ class RecurrentReplayBuffer:
                 self._put(e, next_obs[i], np.zeros_like(actions[i]), float(dones[i]), 1.0)
                 self._fresh[e], self._reward[e] = 1.0, 0.0
 
+    def cut(self, ended: np.ndarray, obs: np.ndarray) -> None:
+        """The environments where ``ended`` (N,) is set were lost at ``obs`` (N, ...), and begin anew: as a truncation."""
+        for e in np.flatnonzero(ended):
+            if not self._fresh[e]:
+                self._put(int(e), obs[e], np.zeros_like(self._columns["actions"][e, 0]), 0.0, 1.0)
+                self._fresh[e], self._reward[e] = 1.0, 0.0
+
     def _put(self, e: int, obs: Any, action: Any, done: float, last: float) -> None:
         columns, row = self._columns, self.written[e] % self._rows
         columns["obs"][e, row], columns["actions"][e, row] = obs, action
@@ -148,6 +155,14 @@ class RecurrentReplayBuffer:
             target = self.written if name == "written" else getattr(self, f"_{name}")
             target[:] = state[name].numpy()
         for e, columns in enumerate(state["rows"]):
+            held, written = len(columns["rewards"]), int(self.written[e])
+            if held > self._rows:
+                raise ValueError(
+                    f"the buffer has room for {self._rows} rows of each environment, the checkpoint has {held}"
+                )
+            order: Any = slice(held)
+            if held < min(written, self._rows):  # there was less room than here, and it was full: oldest first
+                order, self.written[e] = (written + np.arange(held)) % held, held
             for name, column in columns.items():
-                self._columns[name][e, : len(column)] = column.numpy()
+                self._columns[name][e, :held] = column.numpy()[order]
         self.rng.load_state_dict(state["rng"])

@@ -14,6 +14,7 @@ from rl_training.data.n_step import NStepWindow
 from rl_training.state import Rng
 
 Batch = dict[str, torch.Tensor]
+EXACT = 2**24  # whole numbers up to this one are exact in float32
 
 
 class Source(Protocol):
@@ -67,9 +68,11 @@ class ReplayBuffer:
         try:
             if len(obs_shape) == 3 and obs[1] == np.uint8 and share_frames:
                 # an episode's first observation is a frame more than its steps: room for one in ten, and for tiny buffers
-                self._frames = FrameStore(capacity + capacity // 10 + 256, obs_shape, frames, reuse=reuse)
+                places = capacity + capacity // 10 + 256
+                if places > EXACT:
+                    raise ValueError(f"a replay buffer of images holds at most {EXACT:,} of them, not {places:,}")
+                self._frames = FrameStore(places, obs_shape, frames, reuse=reuse)
                 obs = ((frames,), np.dtype(np.int64))
-                self._oldest_frame = np.zeros(capacity, np.int64)
             scalar = ((), np.dtype(np.float32))
             fields = {"obs": obs, "actions": action, "rewards": scalar, "next_obs": obs}
             names = ["dones", "truncations", *self.EXTRA, *(["discounts"] if self._window else [])]
@@ -91,7 +94,7 @@ class ReplayBuffer:
             self._columns[name] = (
                 self._packed[:, start:stop].reshape(capacity, *shape) if shape else self._packed[:, start]
             )
-            self._views.append((name, shape, dtype != np.float32))  # indices up to 2^24 are exact in float32
+            self._views.append((name, shape, dtype != np.float32))  # whole numbers up to EXACT
             self._widths.append(stop - start)
             start = stop
         self._columns.update(self._loose)
@@ -115,16 +118,48 @@ class ReplayBuffer:
             rows = {name: np.asarray(value)[None] for name, value in rows.items()}
         n = len(rows["rewards"])
         if self._frames is not None:
-            numbers = [self._frames.transition(i, rows["obs"][i], rows["next_obs"][i]) for i in range(n)]
-            rows["obs"], rows["next_obs"] = (np.stack(part) for part in zip(*numbers))
-        if self._window is None:
-            self._write(rows, n)
-            return
-        complete = self._window.push(rows)
+            places = []
+            for i in range(n):
+                if self._frames.room < 2 * self._frames.stack:
+                    self._make_room(self._frames)
+                places.append(self._frames.transition(i, rows["obs"][i], rows["next_obs"][i]))
+            rows["obs"], rows["next_obs"] = (np.stack(part) for part in zip(*places))
+        complete = rows if self._window is None else self._window.push(rows)
         if complete is not None:
             self._write(complete, len(complete["rewards"]))
 
+    def cut(self, ended: np.ndarray, obs: np.ndarray) -> None:
+        """Of the environments of the last ``add``, those where ``ended`` (N,) is set were lost at ``obs`` (N, ...), and begin anew:
+        as a truncation, so that no row goes on from one episode to the other."""
+        if self._window is not None:
+            last: Any = obs
+            if self._frames is not None:
+                last = np.zeros((len(ended), self._frames.stack), np.int64)
+                for i in np.flatnonzero(ended):
+                    if self._frames.room < self._frames.stack:
+                        self._make_room(self._frames)
+                    last[i] = self._frames.observation(int(i), obs[i])
+            complete = self._window.cut(ended, last)
+            if complete is not None:
+                self._write(complete, len(complete["rewards"]))
+            return
+        for i in np.flatnonzero(ended):
+            age = len(ended) - int(i)  # the newest row of environment i is the i-th of the last ones
+            place = (self.written - age) % self.capacity
+            if age <= self.size and not self._columns["dones"][place]:
+                self._columns["truncations"][place] = 1.0
+
     def _write(self, rows: dict[str, Any], n: int) -> None:
+        frames = self._frames
+        if frames is not None:
+            places = np.concatenate([rows["obs"], rows["next_obs"]], 1)
+            numbers = np.arange(self.written, self.written + n)
+            frames.store(places, numbers)
+            frames.hold([] if self._window is None else self._window.open_obs())
+            if self.size + n > self.capacity:
+                self._leave(frames, min(self.size, self.size + n - self.capacity))
+            if n > self.capacity:
+                frames.leave(places[: -self.capacity], numbers[: -self.capacity])
         if n > self.capacity:
             rows = {name: value[-self.capacity :] for name, value in rows.items()}
             self.written += n - self.capacity
@@ -133,20 +168,30 @@ class ReplayBuffer:
         where: Any = slice(start, start + n)
         if start + n > self.capacity:
             where = np.arange(start, start + n) % self.capacity
-        frames = self._frames
-        if frames is not None:
-            numbers = np.concatenate([rows["obs"], rows["next_obs"]], 1)
-            self._oldest_frame[where] = numbers.min(1)
-            rows["obs"], rows["next_obs"] = rows["obs"] % frames.capacity, rows["next_obs"] % frames.capacity
         for name, column in self._columns.items():
             if name in rows:
                 column[where] = rows[name]
         self.written += n
         self.size = min(self.size + n, self.capacity)
         self._stored(start, n)
-        while frames is not None and self.size and self._oldest_frame[self._first] < frames.oldest:
-            self._forgotten(self._first)  # its pictures have been overwritten
-            self.size -= 1
+
+    def _make_room(self, frames: FrameStore) -> None:
+        """Let the oldest rows go until the frames of a transition fit; grow if even none of them is enough."""
+        wanted = 2 * frames.stack
+        while frames.room < wanted and self.size:
+            self._forgotten(self._first)
+            self._leave(frames, 1)
+        frames.grow(max(0, wanted - frames.room))
+
+    def _leave(self, frames: FrameStore, n: int) -> None:
+        """The ``n`` oldest rows can no longer be drawn, and need no frames any more."""
+        oldest = self.written - self.size
+        where: Any = slice(oldest % self.capacity, oldest % self.capacity + n)
+        if where.stop > self.capacity:
+            where = np.arange(where.start, where.stop) % self.capacity
+        places = np.concatenate([self._columns["obs"][where], self._columns["next_obs"][where]], 1)
+        frames.leave(places.astype(np.int64), np.arange(oldest, oldest + n))
+        self.size -= n
 
     @property
     def _first(self) -> int:
@@ -156,8 +201,8 @@ class ReplayBuffer:
     def _stored(self, start: int, n: int) -> None:
         """Hook: ``n`` rows have been written from ``start`` on, around the end of the ring."""
 
-    def _forgotten(self, row: int) -> None:
-        """Hook: a row can no longer be drawn."""
+    def _forgotten(self, place: int) -> None:
+        """Hook: the row at ``place`` can no longer be drawn, and no other one takes its place yet."""
 
     def sample(self, n: int) -> Batch:
         if self.size == 0:
@@ -166,8 +211,10 @@ class ReplayBuffer:
             index = self.rng.generator.integers(self.newest, size=n)
             return self.rows((index + self.written - self.newest) % self.capacity)
         index = self.rng.generator.integers(self.size, size=n)
-        if self._frames is not None:  # elsewhere, the rows that can be drawn are the first ones, or all
-            index = (index + self._first) % self.capacity
+        if self.size < self.capacity:
+            first = self._first
+            if first:  # elsewhere, the rows that can be drawn are the first ones, or all
+                index = (index + first) % self.capacity
         return self.rows(index)
 
     def rows(self, index: np.ndarray) -> Batch:
@@ -217,27 +264,60 @@ class ReplayBuffer:
             "rng": self.rng.state_dict(),
         }
         if self._frames is not None:
-            oldest = torch.from_numpy(self._oldest_frame[:filled])
-            state |= {"frames": self._frames.state_dict(), "oldest_frame": oldest}
+            state["frames"] = self._frames.state_dict()
         return state if self._window is None else {**state, "window": self._window.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        filled = len(state["packed"])
-        if filled > self.capacity or state["packed"].shape[1] != self._packed.shape[1]:
+        """Of a buffer of any capacity, if what it holds fits into this one."""
+        saved, width = state["packed"].shape
+        if state["size"] > self.capacity or width != self._packed.shape[1]:
             raise ValueError(
                 f"replay buffer of {self.capacity} rows of width {self._packed.shape[1]} cannot take "
-                f"{filled} rows of width {state['packed'].shape[1]}: capacity and spaces must be those of the saved run"
+                f"{state['size']} rows of width {width}: capacity and spaces must be those of the saved run"
             )
+        if self._frames is not None and "free" not in state["frames"]:
+            state = _from_ring(state)
         self.size, self.written, self.newest = state["size"], state["written"], state["newest"]
-        self._packed[:filled] = state["packed"].numpy()
+        source, target = self._moved(saved)
+        self._packed[target] = state["packed"].numpy()[source]
         for name, array in self._loose.items():
-            array[:filled] = state["loose"][name].numpy()
-        if self._frames is not None:
-            self._frames.load_state_dict(state["frames"])
-            self._oldest_frame[:filled] = state["oldest_frame"].numpy()
+            array[target] = state["loose"][name].numpy()[source]
         if self._window is not None:
             self._window.load_state_dict(state["window"])
+        if self._frames is not None:
+            self._frames.load_state_dict(state["frames"])
+            where = (self._first + np.arange(self.size)) % self.capacity
+            places = np.concatenate([self._columns["obs"][where], self._columns["next_obs"][where]], 1)
+            self._frames.store(places.astype(np.int64), np.arange(self.written - self.size, self.written))
+            self._frames.hold([] if self._window is None else self._window.open_obs())
         self.rng.load_state_dict(state["rng"])
+
+    def _moved(self, saved: int) -> tuple[Any, Any]:
+        """Which of the ``saved`` rows of a state to take, and where they belong: row k lies at k modulo the capacity."""
+        if saved == min(self.written, self.capacity):
+            return slice(saved), slice(saved)
+        rows = np.arange(self.written - self.size, self.written)
+        return rows % max(
+            saved, 1
+        ), rows % self.capacity  # fewer saved than written: as many as that buffer had room for
+
+
+def _from_ring(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it was saved when frames lay in one ring, in the order of their numbers: older rows may show frames that have
+    been overwritten, and are left out."""
+    frames, size, written = state["frames"], state["size"], state["written"]
+    held = max(1, len(frames["data"]))
+    oldest = frames["count"] - held
+    rows = np.arange(written - size, written) % max(1, len(state["packed"]))
+    gone = np.flatnonzero(state["oldest_frame"].numpy()[rows] < oldest)
+    size -= int(gone[-1]) + 1 if len(gone) else 0
+    kept = {stream: last % held for stream, last in zip(frames["streams"], frames["last"]) if int(last.min()) >= oldest}
+    last = torch.stack(list(kept.values())) if kept else frames["last"][:0]
+    moved = {**frames, "free": None, "grown": 0, "streams": list(kept), "last": last}
+    state = {**state, "frames": moved, "size": size}
+    if "obs" in state.get("window", {}):
+        state["window"] = {**state["window"], "obs": state["window"]["obs"] % held}
+    return state
 
 
 def _unpacker(fields: list[tuple[str, tuple[int, ...], bool]], widths: list[int]) -> Callable[..., Batch]:

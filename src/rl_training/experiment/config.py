@@ -66,7 +66,8 @@ class Options(BaseModel):
 
     def replace(self, **changes: Any) -> typing.Self:
         """A copy with some fields changed, validated again."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
 
 
 def _natural(value: Any, field: FieldInfo | None) -> Any:

@@ -148,6 +148,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Rebuild every environment. ``lost`` (N,) then says which could not be and began anew, ``lost_at`` the saved observations."""
         if len(state["envs"]) != len(self._envs):
             raise ValueError(
                 f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change"
@@ -156,12 +157,19 @@ class Collector:
         self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
         for slot, saved in zip(self._envs, state["envs"]):
             slot.load_state_dict(saved)
+        self.lost_at, self.lost = state["obs"].numpy(), np.zeros(len(self._envs), np.float32)
         for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
-            obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
-            self.obs[i] = obs if self._encode is None else self._encode(obs)
-            if not np.array_equal(self.obs[i], state["obs"][i].numpy()):
+            try:
+                obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
+                self.obs[i] = obs if self._encode is None else self._encode(obs)
+                self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
+            except (
+                Exception
+            ) as error:  # an episode that ended sooner this time may refuse further steps, or anything else
+                self.lost[i], why = 1.0, f" ({_brief(error)})"
+            if self.lost[i]:
                 warnings.warn(
-                    f"environment {i} cannot be rebuilt from its seed and actions: it starts a new episode, "
+                    f"environment {i} cannot be rebuilt from its seed and actions{why}: it starts a new episode, "
                     "and the resumed run will differ from an uninterrupted one",
                     stacklevel=2,
                 )

@@ -13,12 +13,13 @@ from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.value_learner import ValueLearner
 from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
 from rl_training.data.replay_buffer import Batch
-from rl_training.experiment.config import Sizes, opt
+from rl_training.experiment.config import Sizes, TrainConfig, opt
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
+from rl_training.runtime.trainer import TrainResult
 
 
 class DQNOptions(OffPolicyOptions):
@@ -64,14 +65,12 @@ class DQNOptions(OffPolicyOptions):
     def _combinations(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        defaults = {name: field.default for name, field in cls.model_fields.items()}
-        changed = {name for name, value in given.items() if name in defaults and value != defaults[name]}
-        if "prioritized" not in changed:
+        if not given.get("prioritized", False):
             for name in ("priority_alpha", "priority_beta"):
-                if name in changed:
+                if name in given:
                     raise ValueError(f"{name} does nothing without prioritized: true")
-        if given.get("noisy") is True and "epsilon_schedule" not in changed:
-            if "exploration_fraction" in changed:
+        if given.get("noisy", False) is True and "epsilon_schedule" not in given:
+            if "exploration_fraction" in given:
                 raise ValueError("exploration_fraction does nothing with noisy: true and no epsilon_schedule")
             return {**given, "epsilon_schedule": {"type": "constant", "start": 0.0}}
         return given
@@ -84,6 +83,9 @@ class DQNOptions(OffPolicyOptions):
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         return max(1, int(total_timesteps * self.exploration_fraction)) if name == "epsilon" else total_timesteps
+
+    def idle(self) -> set[str]:
+        return set() if self.prioritized else {"priority_alpha", "priority_beta"}
 
     def network(self) -> dict[str, Any]:
         """What the network takes beside its shapes."""
@@ -193,4 +195,9 @@ SPECS = {
     "iqn": spec("iqn", IQNOptions, MLPIQNetwork, IQN),
     "fqf": spec("fqf", FQFOptions, MLPFQFNetwork, FQF),
 }
-train_dqn, train_qr_dqn, train_iqn, train_fqf = (SPECS[name].train for name in ("dqn", "qr_dqn", "iqn", "fqf"))
+train_qr_dqn, train_iqn, train_fqf = (SPECS[name].train for name in ("qr_dqn", "iqn", "fqf"))
+
+
+def train_dqn(config: TrainConfig, **arguments: Any) -> TrainResult:
+    """Train the member of the family that the config names; the arguments are those of ``AlgorithmSpec.train``."""
+    return SPECS[config.algo if config.algo in SPECS else "dqn"].train(config, **arguments)

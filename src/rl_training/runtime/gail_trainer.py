@@ -163,6 +163,11 @@ class GAILLoop(OnPolicyLoop):
     def make_collector(self) -> Collector:
         return self._run.collector(check_rewards=False)
 
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        self.lengths = [0 if gone else length for gone, length in zip(lost, self.lengths)]
+        if self.learned_scale is not None:
+            self.learned_scale.returns[lost > 0] = 0.0
+
     def _left(self, length: int) -> float:
         """How long the time after an episode of this length lasts, for the discriminator: up to the time limit, if there is one."""
         return max(0, self._limit - length) if self._limit is not None else 1 / (1 - self._cfg.gamma)

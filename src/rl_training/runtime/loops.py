@@ -62,6 +62,15 @@ class OnlineLoop(Loop):
     def make_collector(self) -> Collector:
         return self._run.collector()
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.collector.lost.any():
+            self.cut(self.collector.lost, self.collector.lost_at)
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        """Hook: the environments where ``lost`` (N,) is set could not be rebuilt on resume. Their episodes ended at ``obs`` (N, ...),
+        and whatever follows an episode from step to step must begin anew."""
+
     def metrics(self) -> dict[str, float]:
         return self.collector.metrics()
 
@@ -145,7 +154,7 @@ class OffPolicyLoop(OnlineLoop):
         while True:
             if not self.stepped:
                 self.step()
-            if run.step >= self._starts:
+            if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
                 yield from self.prepare()
                 self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
             self.stepped = False
@@ -172,6 +181,10 @@ class OffPolicyLoop(OnlineLoop):
         run.step += n
         run.collected(envs, n)
         self.stepped = True
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        self.replay.cut(lost, obs)
+        self.carry.renew(lost)
 
     def prepare(self) -> Iterator[None]:
         """Hook: work before the updates of a step, with points at which the run may be stopped in the middle of it."""
@@ -250,6 +263,10 @@ class OnPolicyLoop(OnlineLoop):
             cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
             obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
         )  # fmt: skip
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        if self.reward_scaler is not None:
+            self.reward_scaler.returns[lost > 0] = 0.0
 
     def expected_updates(self, total_timesteps: int) -> int:
         rows = self._rollout.num_steps * self._rollout.num_envs

@@ -84,11 +84,14 @@ class DatasetOptions(SourceOptions):
         if self.dataset_mix is not None:
             if not self.dataset_mix:
                 raise ValueError("dataset_mix needs at least one source")
-            if self.dataset_kind != "random" or self.dataset_path or self.dataset_id:
+            if "dataset_kind" in self.model_fields_set or self.dataset_path or self.dataset_id:
                 raise ValueError("give one source (dataset_kind and its path or id) or dataset_mix, not both")
-        elif self.dataset_mix_size is not None or self.dataset_mix_seed:
+        elif self.dataset_mix_size is not None or "dataset_mix_seed" in self.model_fields_set:
             raise ValueError("dataset_mix_size and dataset_mix_seed do nothing without dataset_mix")
         return self
+
+    def idle(self) -> set[str]:
+        return {"dataset_mix_size", "dataset_mix_seed"} if self.dataset_mix is None else {"dataset_kind"}
 
 
 def _infer_env_spaces(config: TrainConfig) -> Spaces:

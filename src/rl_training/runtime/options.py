@@ -66,3 +66,7 @@ class AlgorithmOptions(Options):
         """What a new run adds to the options that were given."""
         suited = cls.for_task(task)
         return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in given}
+
+    def idle(self) -> set[str]:
+        """Options that have no effect beside the others, and are refused if they are given with them."""
+        return set()

@@ -14,7 +14,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
 from rl_training.envs.spaces import Spaces
-from rl_training.experiment.checkpointing import CheckpointState, fitting
+from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, fitting
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.experiment.logging import Logger, Loggers
 from rl_training.experiment.registry import Entry, get_entry
@@ -87,6 +87,10 @@ class AlgorithmSpec:
 
     def options(self, config: TrainConfig) -> AlgorithmOptions:
         """The algorithm's options, validated; the environment's too, so that every mistake shows before anything is made."""
+        if config.algo != self.name:
+            raise ConfigError(
+                [(("algo",), f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own")]
+            )
         for training in (True, False):
             parse_env_kwargs(config.env_kwargs, training=training)
         try:
@@ -122,6 +126,7 @@ class AlgorithmSpec:
         """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
         own = list(loggers or [])
         self.options(config)
+        self._check_origin(checkpoint_state)
         Loggers.check(config, own)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         if config.record_video:
@@ -151,13 +156,21 @@ class AlgorithmSpec:
         network: Network | None = None,
     ) -> tuple[Learner, Spaces]:
         """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
+        self._check_origin(checkpoint_state)
+        options = self.options(with_options(config, saved_options(checkpoint_state)))
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
-        agent = self.build(self.options(with_options(config, saved_options(checkpoint_state))), plan)
+        agent = self.build(options, plan)
         with fitting():
             agent.load_state_dict(checkpoint_state.algorithm_state)
         agent.set_eval_mode()
         return agent, plan.spaces
+
+    def _check_origin(self, state: CheckpointState | None) -> None:
+        """Refuse the checkpoint of another algorithm."""
+        algo = self.name if state is None else state.config.get("algo", self.name)
+        if algo != self.name:
+            raise CheckpointError(f"{self.name} cannot go on from a checkpoint of {algo}; use {algo}'s own")
 
     # ---- the four functions of the public contract
 
