@@ -9,7 +9,7 @@ from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collection import collect_from_checkpoint
-from rl_training.runtime.gail_trainer import GAILLoop, finished_returns
+from rl_training.runtime.gail_trainer import GAILLoop
 from rl_training.runtime.run import Run
 from toys import Broken, Counter, Pictures
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_makes_the_experts_data_and_the_score_is_relative_to_it(tin
 def test_an_expert_of_another_environment_is_refused(tiny):
     expert = get_algorithm_spec("ppo").train(tiny("ppo"))
     given = {"expert_dataset_kind": "checkpoint", "expert_dataset_path": str(expert.run_dir)}
-    with pytest.raises(ValueError, match="acts in CartPole-v1, not in Acrobot-v1"):
+    with pytest.raises(ValueError, match="was recorded in CartPole-v1, not in Acrobot-v1; expert_dataset_env"):
         spec.train(tiny("gail", env_id="Acrobot-v1", **given))
 
 
@@ -148,7 +148,7 @@ def test_a_random_expert_has_no_score_and_an_unfinished_episode_no_return(tiny, 
     t = np.arange(7, dtype=np.float32)
     columns = {"obs": t[:, None], "actions": np.ones(7, np.int64), "rewards": np.ones(7), "next_obs": t[:, None] + 1}
     data = TransitionDataset.from_dict({**columns, "terminations": t == 4, "truncations": np.zeros(7)})
-    assert finished_returns(data).tolist() == [5.0]
+    assert data.finished_returns().tolist() == [5.0]
 
 
 def test_a_warm_start_imitates_before_the_first_rollout(tiny, tmp_path):

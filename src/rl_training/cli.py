@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -137,6 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     dataset.add_argument("what", choices=("info",), help="size, returns, spaces, and what would break training")
     dataset.add_argument("path", help="an npz or hdf5 file, or a Minari id")
     dataset.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
+    dataset.add_argument("--env", metavar="ID", help="the environment it is meant for: check that the data fits it")
+    dataset.add_argument(
+        "--episode-steps", type=count, metavar="N", help="for files that mark no time-outs: steps of the time limit"
+    )
     dataset.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
     inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
@@ -283,12 +288,20 @@ def _collect(args: argparse.Namespace) -> None:
 
 def _dataset_info(args: argparse.Namespace) -> None:
     from rl_training.data.offline_dataset import load_transition_dataset
+    from rl_training.envs.factory import EnvFactory
     from rl_training.runtime.collection import describe
+    from rl_training.runtime.offline import time_limits
 
     local = args.format is None and not Path(args.path).suffix and not Path(args.path).exists()
     kind = "minari" if local else _format(args.path, args.format)
     where = {"dataset_id": args.path} if kind == "minari" else {"dataset_path": args.path}
-    facts = describe(load_transition_dataset(kind, **where))
+    factory = None if args.env is None else EnvFactory(args.env, {})
+    limit = args.episode_steps if factory is None else args.episode_steps or (lambda: time_limits(factory))
+    with warnings.catch_warnings(record=True) as assumed:
+        warnings.simplefilter("always")
+        data = load_transition_dataset(kind, **where, time_limit=limit)
+    facts = describe(data, factory)
+    facts["concerns"] += [str(warning.message) for warning in assumed if warning.category is UserWarning]
     if args.json:
         print(json.dumps(facts))
     else:
@@ -300,7 +313,8 @@ def _show_dataset(path: str, facts: dict[str, Any]) -> None:
     print(
         f"{path}: {facts['transitions']:,} transitions in {facts['episodes']:,} episodes of {meta.get('env_id', '?')}"
     )
-    print(f"ends          {facts['terminations']:,} terminated, {facts['truncations']:,} truncated")
+    left = f", {facts['unfinished']:,} unfinished" if facts["unfinished"] else ""
+    print(f"ends          {facts['terminations']:,} terminated, {facts['truncations']:,} truncated{left}")
     if facts["return_mean"] is not None:
         spread = ", ".join(f"{value:.4g}" for value in facts["return_quantiles"])
         print(f"returns       mean {facts['return_mean']:.4g}; smallest, quartiles, largest: {spread}")

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+from rl_training.data.boundaries import DatasetError, TimeLimit
+from rl_training.data.offline_dataset import TransitionDataset
 
 COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
 
 
-def read_npz(path: Path) -> TransitionDataset:
+def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
+    """Columns by name, and a ``meta`` of JSON if there is one."""
     _exists(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -40,7 +42,7 @@ def read_npz(path: Path) -> TransitionDataset:
         if "allow_pickle" in str(error) or "pickled" in str(error):
             raise DatasetError(f"{path} holds pickled objects, which could run code; it was not read") from None
         raise DatasetError(f"{path} is damaged or not an npz file ({_brief(error)})") from None
-    return _dataset({**columns, "meta": _meta(columns.pop("meta", None), path)}, path)
+    return _dataset({**columns, "meta": _meta(columns.pop("meta", None), path)}, path, time_limit)
 
 
 def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) -> None:
@@ -60,7 +62,7 @@ def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) 
     write_durably(path, [memory.getbuffer()])
 
 
-def read_hdf5(path: Path) -> TransitionDataset:
+def read_hdf5(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     """D4RL's layout: observations, actions, rewards, terminals, timeouts and, in most files, next_observations."""
     _exists(path)
     h5py = _need("h5py")
@@ -71,10 +73,13 @@ def read_hdf5(path: Path) -> TransitionDataset:
                 for name in file
                 if isinstance(file[name], h5py.Dataset) and file[name].dtype.kind in "buif"
             }
+            groups = [name for name in file if isinstance(file[name], h5py.Group)]
             meta = _meta(file.attrs.get("meta"), path)
     except (OSError, KeyError, RuntimeError) as error:
         raise DatasetError(f"{path} is damaged or not an hdf5 file ({_brief(error)})") from None
-    return _dataset({**columns, "meta": meta}, path)
+    if groups and not columns:
+        raise DatasetError(f"{path} holds groups ({', '.join(groups[:3])}, ...), not D4RL's columns of transitions")
+    return _dataset({**columns, "meta": meta}, path, time_limit)
 
 
 def write_hdf5(path: Path, dataset: TransitionDataset) -> None:
@@ -109,15 +114,19 @@ def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset
     source = minari.load_dataset(dataset_id)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for episode in source.iterate_episodes():
+        if len(episode.rewards) == 0:
+            continue
         obs = _flat(source.observation_space, episode.observations, len(episode.rewards) + 1)
+        over, cut = np.asarray(episode.terminations, bool), np.array(episode.truncations, bool)
+        cut[-1] |= not over[-1]  # an episode that simply stops was cut
         parts["obs"].append(obs[:-1])
         parts["next_obs"].append(obs[1:])
-        parts["actions"].append(np.asarray(episode.actions))
+        if not isinstance(episode.actions, np.ndarray):
+            raise DatasetError(f"{dataset_id}: actions of {source.action_space} are not supported")
+        parts["actions"].append(episode.actions)
         parts["rewards"].append(np.asarray(episode.rewards, np.float32))
-        cut = np.asarray(episode.truncations).copy()
-        cut[-1] |= not episode.terminations[-1]  # an episode that simply stops was cut
-        parts["terminations"].append(np.asarray(episode.terminations))
-        parts["truncations"].append(cut & ~np.asarray(episode.terminations))
+        parts["terminations"].append(over)
+        parts["truncations"].append(cut)
     if not parts["rewards"]:
         raise DatasetError(f"the Minari dataset {dataset_id!r} holds no episode")
     spec = source.env_spec
@@ -176,9 +185,9 @@ def _arrays(dataset: TransitionDataset) -> dict[str, np.ndarray]:
     return {**{name: columns[name] for name in COLUMNS[:4]}, "terminations": over, "truncations": cut}
 
 
-def _dataset(columns: dict[str, Any], where: Any) -> TransitionDataset:
+def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) -> TransitionDataset:
     try:
-        return TransitionDataset.from_dict(columns, where=str(where))
+        return TransitionDataset.from_dict(columns, where=str(where), time_limit=time_limit)
     except (TypeError, IndexError, ValueError) as error:
         if isinstance(error, DatasetError):
             text = str(error)

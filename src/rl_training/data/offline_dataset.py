@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.data.boundaries import DatasetError, TimeLimit, find_boundaries, find_gaps, in_order
+
 SPELLINGS = {  # ours: others that are read too
     "obs": ("observations",),
     "next_obs": ("next_observations",),
     "terminations": ("terminals", "terminated"),
     "truncations": ("timeouts", "truncated"),
+    "episode_ids": ("episode_id",),
 }
+FLAGS = ("terminations", "truncations", "dones")
 REQUIRED = ("obs", "actions", "rewards", "next_obs", "dones")
-
-
-class DatasetError(ValueError):
-    """Data that cannot be learned from, and what is wrong with it."""
 
 
 @dataclass
@@ -74,47 +75,49 @@ class TransitionDataset:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], *, where: str = "the data") -> TransitionDataset:
-        """From columns in the order they were lived: ours (``terminations``, ``truncations``) or D4RL's.
+    def from_dict(
+        cls, data: Mapping[str, Any], *, where: str = "the data", time_limit: TimeLimit = None
+    ) -> TransitionDataset:
+        """From columns in time order: ours (``terminations``, ``truncations``) or D4RL's.
 
-        ``dones`` alone means terminated; beside truncations it may mean the end of an episode, and a cut is no termination.
+        Terminations and truncations, or ``episode_ids``, say where episodes end. ``dones`` alone means terminated, but cut where an
+        episode has lasted ``time_limit`` steps; beside truncations it may mean the end of an episode, and a cut is no termination.
+        Without truncations, a row that is not followed by its ``next_obs`` was cut, and without those either, one at the time limit.
         Without ``next_obs``, the next row is the successor; the last row of a cut episode has none and is left out.
         """
-        columns = {name: np.asarray(_host(value)) for name, value in data.items() if name != "meta"}
+        columns = {name: _column(value, name, where) for name, value in data.items() if name != "meta"}
         for ours, others in SPELLINGS.items():
             for other in others:
                 if other in columns:
                     columns.setdefault(ours, columns.pop(other))
-        ends = "terminations" in columns or "dones" in columns
         missing = [name for name in ("obs", "actions", "rewards") if name not in columns]
-        missing += [] if ends else ["terminations (or dones)"]
-        if "next_obs" not in columns and not ends:
-            missing.append("next_obs")
+        missing += [] if "terminations" in columns or "dones" in columns else ["terminations (or dones)"]
         if missing:
             raise DatasetError(f"{where} lacks {', '.join(missing)}; it has {', '.join(sorted(columns)) or 'nothing'}")
-        size = len(columns["rewards"]) if columns["rewards"].ndim else 0
-        for name in ("rewards", "terminations", "truncations", "dones"):
-            if name in columns:
-                columns[name] = _numbers(columns[name], name, where)
-        cut = columns.get("truncations")
-        cut = np.zeros(size, np.float32) if cut is None else (cut > 0).astype(np.float32)
-        if "terminations" in columns:
-            over = (columns["terminations"] > 0).astype(np.float32)
-        else:
-            over = (columns["dones"] > 0).astype(np.float32)
-            if "truncations" in columns:
-                over = over * (1 - cut) if over.shape == cut.shape else over
-        columns |= {"dones": over, "truncations": cut}
-        known = (*REQUIRED, "next_actions", "returns_to_go", "truncations")
-        kept = {name: columns[name] for name in known if name in columns}
+        known = (*REQUIRED, "next_actions", "returns_to_go", "terminations", "truncations", "episode_ids")
+        columns = {name: _checked(columns[name], name, where) for name in known if name in columns}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DatasetError(f"{where}: every column must have the same length, got {lengths}")
+        if "next_obs" in columns and columns["obs"].shape != columns["next_obs"].shape:
+            shapes = f"{columns['obs'].shape[1:]} and {columns['next_obs'].shape[1:]}"
+            raise DatasetError(f"{where}: obs and next_obs have rows of different shape, {shapes}")
         meta = data.get("meta", {})
         meta = dict(meta) if isinstance(meta, Mapping) else {}
-        if "next_obs" not in kept:
-            kept = _with_successors(kept)
-            meta["final_observations"] = False  # those after a termination were made up
-        dataset = cls(**kept, meta=meta)
-        dataset.episode_returns = torch.from_numpy(_per_row(dataset))
-        return dataset
+        ends = find_boundaries(columns, where, time_limit, meta)
+        for note in ends.notes:
+            warnings.warn(note, stacklevel=2)
+        if ends.assumed_steps is not None:
+            meta["assumed_episode_steps"] = ends.assumed_steps
+        kept = {name: columns[name] for name in (*REQUIRED[:4], "next_actions", "returns_to_go") if name in columns}
+        kept |= {"dones": ends.over, "truncations": ends.cut}
+        if ends.successors:
+            dataset = cls(**kept, meta=meta)
+            dataset.episode_returns = torch.from_numpy(_per_row(kept["rewards"], dataset._ends(), ends.over | ends.cut))
+            return dataset
+        meta["final_observations"] = False  # those after a termination were made up
+        kept["episode_returns"] = _per_row(kept["rewards"], ends.over | ends.cut, ends.over | ends.cut)
+        return cls(**_with_successors(kept), meta=meta)
 
     def sample(
         self, n: int, device: str | torch.device = "cpu", *, rng: np.random.Generator | None = None
@@ -132,18 +135,37 @@ class TransitionDataset:
         taken: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
         return replace(self, **taken)
 
+    def _marks(self) -> np.ndarray:
+        """(N,) booleans: rows at which an episode terminated or was cut."""
+        over = (self.dones > 0).numpy()
+        return over if self.truncations is None else over | (self.truncations > 0).numpy()
+
+    def _ends(self) -> np.ndarray:
+        """(N,) booleans: those rows, and any that the next row does not follow. Without time order every row is one."""
+        marks, gaps = self._marks(), find_gaps(self.obs.numpy(), self.next_obs.numpy())
+        return marks | gaps if in_order(gaps, marks) else np.ones(len(marks), bool)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rows lie in time order, so that there are episodes in them. A mix is shuffled."""
+        return in_order(find_gaps(self.obs.numpy(), self.next_obs.numpy()), self._marks())
+
     def episodes(self) -> list[slice]:
-        """Where each episode lies. The last one may be unfinished."""
-        cut = self.truncations if self.truncations is not None else torch.zeros(len(self))
-        stops = (torch.nonzero((self.dones > 0) | (cut > 0)).flatten() + 1).tolist()
-        if not stops or stops[-1] != len(self):
-            stops.append(len(self))
-        return [slice(start, stop) for start, stop in zip([0, *stops], stops) if stop > start]
+        """Where each episode lies. The last one may be unfinished, and any other that the next row does not follow."""
+        return _slices(self._ends())
 
     def returns(self) -> np.ndarray:
-        """The undiscounted return of each episode."""
+        """The undiscounted sum of each episode's rewards, as far as the data goes."""
         rewards = self.rewards.double().numpy()
         return np.array([rewards[rows].sum() for rows in self.episodes()])
+
+    def finished_returns(self) -> np.ndarray:
+        """The whole returns of those episodes that the data shows to their end, also where their last row was left out."""
+        if self.episode_returns is None:
+            return np.zeros(0)
+        first = torch.tensor([rows.start for rows in self.episodes()], dtype=torch.long)
+        returns = self.episode_returns[first].double().numpy()
+        return returns[~np.isnan(returns)]
 
     def with_reward_transform(
         self,
@@ -157,6 +179,8 @@ class TransitionDataset:
 
     def with_discounted_returns_to_go(self, gamma: float) -> TransitionDataset:
         """With the discounted sum of rewards from each row to the end of its episode, as far as the data goes."""
+        if not self.in_order:
+            raise DatasetError("the rows lie in no order: what follows them is not known (take returns before mixing)")
         rewards = self.rewards.double().numpy()
         result = np.zeros(len(self))
         for rows in self.episodes():
@@ -170,6 +194,8 @@ class TransitionDataset:
         count = max(1, round(fraction * len(self)))
         if self.episode_returns is None:
             raise DatasetError("the returns of its episodes are not known")
+        if len(self) and bool(self.episode_returns.isnan().all()):
+            raise DatasetError("no episode is shown to its end in time order: which are best is not known")
         order = np.argsort(-self.episode_returns.numpy(), kind="stable")
         return self.take(np.sort(order[:count]))
 
@@ -197,18 +223,21 @@ class TransitionDataset:
                 found.append(f"{name} is not finite in {bad:,} rows")
         if len(self) == 0:
             return [*found, "it is empty"]
-        cut = self.truncations if self.truncations is not None else torch.zeros(len(self))
-        ended = (self.dones > 0) | (cut > 0)
-        both = int(((self.dones > 0) & (cut > 0)).sum())
+        over, ended = (self.dones > 0).numpy(), self._marks()
+        both = int((over & (self.truncations > 0).numpy()).sum()) if self.truncations is not None else 0
         if both:
             found.append(f"{both:,} rows are both terminated and truncated: they do not bootstrap")
-        if not bool(ended.any()):
+        if not ended.any():
             found.append("no episode ends: returns are unknown")
-        jumps = (self.next_obs[:-1] != self.obs[1:]).reshape(len(self) - 1, -1).any(1) & ~ended[:-1]
-        if bool(jumps.any()):
+        if len(self) > 1 and over.mean() > 0.5:
+            found.append(f"{int(over.sum()):,} of {len(self):,} rows terminate: are the flags those of going on?")
+        gaps = find_gaps(self.obs.numpy(), self.next_obs.numpy()) & ~ended
+        if gaps.any():
             found.append(
-                f"{int(jumps.sum()):,} rows are not followed by their successor although no episode ended there"
+                f"{int(gaps.sum()):,} rows are not followed by their successor although no episode ended there"
             )
+        if not in_order(gaps, ended):
+            found.append("rows lie in no order: episodes and their returns are unknown")
         if bool((self.rewards == self.rewards[0]).all()):
             found.append(f"every reward is {float(self.rewards[0]):g}")
         return found
@@ -226,8 +255,12 @@ def load_transition_dataset(
     dataset_path: str | Path | None = None,
     dataset_id: str | None = None,
     download: bool = False,
+    time_limit: TimeLimit = None,
 ) -> TransitionDataset:
-    """``npz`` and ``hdf5`` by path, ``minari`` by the id of a local dataset, fetched only if ``download``."""
+    """``npz`` and ``hdf5`` by path, ``minari`` by the id of a local dataset, fetched only if ``download``.
+
+    ``time_limit`` is after how many steps episodes were cut, for files that do not mark it.
+    """
     from rl_training.data import dataset_files as files
 
     if kind in ("pt", "pth", "torch", "pkl", "pickle"):
@@ -236,7 +269,7 @@ def load_transition_dataset(
     if kind in readers:
         if dataset_path is None:
             raise DatasetError(f"{kind} data needs dataset_path")
-        return readers[kind](Path(dataset_path))
+        return readers[kind](Path(dataset_path), time_limit=time_limit)
     if kind == "minari":
         if dataset_id is None:
             raise DatasetError("minari data needs dataset_id")
@@ -282,36 +315,85 @@ def _tensor(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
 
 
+def _column(value: Any, name: str, where: str) -> np.ndarray:
+    try:
+        return np.asarray(_host(value))
+    except ValueError:
+        raise DatasetError(f"{where}: {name} holds rows of different length") from None
+
+
+def _checked(column: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Numbers of a type that torch has, a row for each transition; flags are 0 or 1."""
+    if column.ndim == 0 or column.dtype.kind not in "buif":
+        raise DatasetError(
+            f"{where}: {name} must be numbers with a row for each transition, got {column.dtype} of shape {column.shape}"
+        )
+    if name == "episode_ids":
+        return _numbers(column, name, where)
+    if name in ("rewards", "returns_to_go", *FLAGS):
+        column = _numbers(column, name, where)
+        if name in FLAGS and not np.isin(column, (0, 1)).all():
+            odd = column[~np.isin(column, (0, 1))][0]
+            raise DatasetError(f"{where}: {name} must be 0 or 1, got {odd:g}")
+        return _float32(column)
+    if column.dtype.kind == "f":
+        return _float32(column)
+    if (
+        column.dtype.kind == "u"
+        and column.dtype.itemsize == 8
+        and len(column)
+        and column.max() > np.iinfo(np.int64).max
+    ):
+        raise DatasetError(f"{where}: {name} holds whole numbers that are too large")
+    small = column.dtype.kind == "b" or column.dtype in (np.uint8, np.int8, np.int16, np.int32)
+    return column.astype(column.dtype.newbyteorder("=") if small else np.int64, copy=False)
+
+
+def _float32(column: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what does not fit is infinite, and refused as such
+        return column.astype(np.float32, copy=False)
+
+
 def _numbers(column: np.ndarray, name: str, where: str) -> np.ndarray:
     """One number per row; (N, 1) is that too."""
     if column.ndim == 2 and column.shape[1] == 1:
         column = column[:, 0]
-    if column.ndim != 1 or column.dtype.kind not in "buif":
+    if column.ndim != 1:
         raise DatasetError(
             f"{where}: {name} must be one number per transition, got {column.dtype} of shape {column.shape}"
         )
-    return column.astype(np.float32)
+    return column
 
 
 def _with_successors(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """``next_obs`` from the row below. Where an episode was cut, its last observation is not in the data: that row goes."""
-    obs, over, cut = columns["obs"], columns["dones"] > 0, columns["truncations"] > 0
+    obs, over, cut = columns["obs"], columns["dones"], columns["truncations"]
     next_obs = np.concatenate([obs[1:], obs[-1:]])
     next_obs[over] = obs[over]  # never used: nothing bootstraps there
-    known = ~cut | over
-    known[-1:] &= over[-1:]
+    lost = cut & ~over
+    known = ~lost
+    known[-1:] = over[-1:]
     # the row before one that is left out ends what is left of its episode
-    shortened = np.zeros(len(obs), np.float32)
-    shortened[:-1] = (~known[1:]) & known[:-1] & ~over[:-1]
-    columns["truncations"] = np.maximum(columns["truncations"], shortened)
-    return {name: column[known] for name, column in {**columns, "next_obs": next_obs}.items()}
+    before = np.zeros(len(obs), bool)
+    before[:-1] = lost[1:] & known[:-1] & ~over[:-1]
+    columns = {**columns, "next_obs": next_obs, "truncations": cut | before}
+    return {name: column[known] for name, column in columns.items()}
 
 
-def _per_row(dataset: TransitionDataset) -> np.ndarray:
-    """The return of the episode that each row belongs to; NaN where the data does not show its end."""
-    result = np.zeros(len(dataset), np.float32)
-    for rows, value in zip(dataset.episodes(), dataset.returns()):
-        last = rows.stop - 1
-        ended = dataset.dones[last] > 0 or (dataset.truncations is not None and dataset.truncations[last] > 0)
-        result[rows] = value if ended else np.nan
+def _slices(ends: np.ndarray) -> list[slice]:
+    stops = (np.flatnonzero(ends) + 1).tolist()
+    if not stops or stops[-1] != len(ends):
+        stops.append(len(ends))
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops) if stop > start]
+
+
+def _per_row(rewards: np.ndarray, ends: np.ndarray, shown: np.ndarray) -> np.ndarray:
+    """The return of the episode that each row belongs to; NaN where its end is not ``shown``."""
+    result = np.full(len(rewards), np.nan, np.float32)
+    if len(ends) and ends.all() and not shown.all():  # rows in no order
+        return result
+    rewards = rewards.astype(np.float64)
+    for rows in _slices(ends):
+        if shown[rows.stop - 1]:
+            result[rows] = rewards[rows].sum()
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import provenance
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluation import LONGEST
-from rl_training.runtime.offline import DatasetOptions, Recorder
+from rl_training.runtime.offline import DatasetOptions, Recorder, in_agent_units, of_environment
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import config_of, evaluate_checkpoint, find_checkpoint
 from rl_training.state import Rng
@@ -117,10 +118,11 @@ def export_replay(path: str | Path) -> TransitionDataset:
     streams = [
         np.arange((i - first) % config.num_envs, len(loop.replay), config.num_envs) for i in range(config.num_envs)
     ]
+    columns["terminations"] = columns.pop("dones")  # a step at the limit may terminate too: that is no mere cut
     cut = columns["truncations"] > 0
     for rows in streams:
         if len(rows):  # what follows in the file is another environment's
-            cut[rows[-1]] |= not columns["dones"][rows[-1]]
+            cut[rows[-1]] |= not columns["terminations"][rows[-1]]
     order = np.concatenate(streams)
     data = {name: column[order] for name, column in {**columns, "truncations": cut}.items()}
     data["actions"] = np.asarray(plan.spaces.to_env(data["actions"]))
@@ -151,15 +153,18 @@ def _facts(config: TrainConfig, seed: int, behaviour: dict[str, Any]) -> dict[st
     return {**facts, "versions": where["versions"], "git": where["git"]}
 
 
-def describe(data: TransitionDataset) -> dict[str, Any]:
-    """What ``rl-training dataset info`` prints."""
-    returns, episodes = data.returns(), data.episodes()
+def describe(data: TransitionDataset, factory: EnvFactory | None = None) -> dict[str, Any]:
+    """What ``rl-training dataset info`` prints; with an environment, whether the data can be learned from there."""
+    known, ordered = data.finished_returns(), data.in_order
+    episodes = data.episodes() if ordered else []
+    returns = known if len(known) or not ordered else data.returns()
     lengths = [rows.stop - rows.start for rows in episodes]
     quantiles = np.quantile(returns, [0, 0.25, 0.5, 0.75, 1]) if len(returns) else []
     actions = data.actions
     facts: dict[str, Any] = {
         "transitions": len(data),
         "episodes": len(episodes),
+        "unfinished": len(episodes) - len(known),
         "terminations": int((data.dones > 0).sum()),
         "truncations": 0 if data.truncations is None else int((data.truncations > 0).sum()),
         "return_mean": float(returns.mean()) if len(returns) else None,
@@ -169,6 +174,17 @@ def describe(data: TransitionDataset) -> dict[str, Any]:
         "actions": f"{str(actions.dtype).removeprefix('torch.')} {tuple(actions.shape[1:])}",
         "action_range": [float(actions.min()), float(actions.max())] if len(data) else [],
         "reward_range": [float(data.rewards.min()), float(data.rewards.max())] if len(data) else [],
-        "concerns": data.concerns(),
+        "concerns": data.concerns() + ([] if factory is None else _misfits(data, factory)),
     }
     return {**facts, "meta": {name: value for name, value in data.meta.items() if name != "returns"}}
+
+
+def _misfits(data: TransitionDataset, factory: EnvFactory) -> list[str]:
+    """What would be warned of, or refused, if a run in this environment were given the data."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            in_agent_units(of_environment(data, factory, "it", allow=False), factory.spaces(), "it", units="auto")
+        except DatasetError as error:
+            return [str(error)]
+    return [str(warning.message) for warning in said]

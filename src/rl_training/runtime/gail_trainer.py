@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,7 +22,18 @@ from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.runtime.collector import Collector, Step
 from rl_training.runtime.evaluation import LONGEST
 from rl_training.runtime.loops import OnPolicyLoop
-from rl_training.runtime.offline import PriorData, SourceOptions, collect_random, in_agent_units, read_source
+from rl_training.runtime.offline import (
+    FOR_FILES,
+    Mismatch,
+    PriorData,
+    SourceOptions,
+    Units,
+    collect_random,
+    in_agent_units,
+    is_of,
+    of_environment,
+    read_source,
+)
 from rl_training.runtime.options import Task
 from rl_training.runtime.ppo_trainer import PPOOptions
 from rl_training.runtime.run import Run
@@ -50,6 +63,16 @@ class GAILOptions(PPOOptions):
     expert_dataset_id: str | None = opt(None, "the dataset's name, for minari")
     expert_dataset_size: int = opt(2_000, "transitions to collect, for random", ge=1)
     expert_dataset_seed: int = opt(0, "seed of a collection", ge=0)
+    expert_dataset_env_mismatch: Mismatch = opt(
+        "refuse", "an expert of another environment: refuse, or allow (there is then no score relative to it)"
+    )
+    expert_dataset_episode_steps: int | None = opt(
+        None, "for files that mark no time-outs: steps after which episodes were cut; null: the time limit", ge=1
+    )
+    expert_dataset_action_units: Units = opt(
+        "auto",
+        "boxes: environment (its own units), unit (the file scales them to [-1, 1]), or auto: refuse what looks so",
+    )
     expert_episodes: int | None = opt(
         None, "use only so many of its episodes, the first (a checkpoint: null is 10)", ge=1
     )
@@ -67,6 +90,9 @@ class GAILOptions(PPOOptions):
                 raise ValueError("checkpoint data needs expert_dataset_path")
             if self.expert_dataset_id is not None:
                 raise ValueError("expert_dataset_id does nothing for checkpoint data")
+            for name in ("expert_dataset_episode_steps", "expert_dataset_action_units"):
+                if getattr(self, name) != GAILOptions.model_fields[name].default:
+                    raise ValueError(f"{name} does nothing for checkpoint data")
         else:
             try:
                 self.source()
@@ -87,6 +113,9 @@ class GAILOptions(PPOOptions):
             dataset_id=self.expert_dataset_id,
             dataset_size=self.expert_dataset_size,
             dataset_seed=self.expert_dataset_seed,
+            dataset_env_mismatch=self.expert_dataset_env_mismatch,
+            dataset_episode_steps=self.expert_dataset_episode_steps,
+            dataset_action_units=self.expert_dataset_action_units,
         )
 
 
@@ -100,17 +129,21 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
         data = collect_from_checkpoint(
             where, episodes=number, deterministic=True, seed=cfg.expert_dataset_seed, most_steps=number * LONGEST
         )
-        if data.meta["env_id"] != run.config.env_id:
-            raise DatasetError(f"the expert of {where} acts in {data.meta['env_id']}, not in {run.config.env_id}")
+        allowed = cfg.expert_dataset_env_mismatch == "allow"
+        with expert_names():
+            data = of_environment(data, run.factory, f"the expert of {where}", allow=allowed)
         data = in_agent_units(data, run.spaces, where, check_rewards=False)
     else:
-        data = read_source(cfg.source(), run.factory, run.spaces, check_rewards=False)
+        with expert_names():
+            data = read_source(cfg.source(), run.factory, run.spaces, check_rewards=False)
     episodes = data.episodes()
     if cfg.expert_episodes is not None and len(episodes) > cfg.expert_episodes:
         data = data.take(torch.arange(episodes[cfg.expert_episodes - 1].stop))
-    returns = finished_returns(data)
+    returns = data.finished_returns()
     if cfg.expert_dataset_kind == "random":
         data.meta.pop("expert_return", None)
+    elif not is_of(data.meta, run.factory):
+        pass  # returns of another environment are no reference
     elif len(returns) and np.isfinite(returns).all():
         data.meta["expert_return"] = float(returns.mean())
         if "random_return" not in data.meta:
@@ -121,17 +154,20 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
                 episodes=REFERENCE_EPISODES,
                 check_rewards=False,
             )
-            known = finished_returns(drawn)
+            known = drawn.finished_returns()
             if len(known) and np.isfinite(known).all():
                 data.meta["random_return"] = float(known.mean())
     return data
 
 
-def finished_returns(data: TransitionDataset) -> np.ndarray:
-    """Returns of the episodes that came to an end."""
-    cuts = data.dones if data.truncations is None else data.dones + data.truncations
-    whole = np.array([bool(cuts[rows.stop - 1] > 0) for rows in data.episodes()], bool)
-    return data.returns()[whole] if len(whole) else np.zeros(0)
+@contextlib.contextmanager
+def expert_names() -> Iterator[None]:
+    """Errors about data name options as GAIL has them."""
+    try:
+        yield
+    except DatasetError as error:
+        named = re.compile(rf"\b({'|'.join(FOR_FILES)})\b")
+        raise DatasetError(named.sub(r"expert_\1", str(error))) from None
 
 
 class GAILLoop(OnPolicyLoop):
