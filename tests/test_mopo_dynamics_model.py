@@ -188,7 +188,7 @@ def test_a_fit_learns_restores_each_members_best_and_ranks_them():
     held = Rng(0, "fit").generator.permutation(800)[:160]
     columns = {name: torch.as_tensor(column[held]) for name, column in data.items()}
     targets = torch.cat([columns["next_obs"] - columns["obs"], columns["rewards"][:, None]], 1)
-    again = dynamics.holdout_errors(columns["obs"], columns["actions"], targets).numpy()
+    again = dynamics.holdout_scores(columns["obs"], columns["actions"], targets)[0].numpy()
     assert np.allclose(again, process.best_errors, rtol=1e-4)
     assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
 
