@@ -6,7 +6,11 @@ import pytest
 
 from rl_training.envs import terminations
 from rl_training.envs.terminations import register_termination
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.mbpo_trainer import MBPOOptions, warm_up_steps
+from rl_training.runtime.model_based import Imagination
+from rl_training.runtime.workflows import resume_training
 from toys import Counter
 
 
@@ -16,6 +20,55 @@ def test_what_it_reports(tiny):
     assert metrics["model_updates_done"] > 0 and metrics["rollout_rows"] == 50
     assert metrics["synthetic_buffer_size"] == 50  # of the rollouts at steps 40 and 80, the last
     assert metrics["gradient_steps"] == 2 * 61
+
+
+def test_rollouts_have_an_interval_of_their_own_which_is_by_default_the_fits(tiny, monkeypatch):
+    times = []
+    refresh = Imagination.refresh
+
+    def watch(self, source, horizon):
+        times.append((self._run.step, self._run._notes.get("model_updates_done")))
+        refresh(self, source, horizon)
+
+    monkeypatch.setattr(Imagination, "refresh", watch)
+    for interval, steps in ((None, [20, 40, 80]), (25, [20, 25, 50, 75]), (80, [20, 80])):
+        times.clear()
+        config = tiny("mbpo", total_timesteps=80, gradient_updates_per_step=1, rollout_refresh_interval=interval)
+        get_algorithm_spec("mbpo").train(config)
+        assert [step for step, _ in times] == steps
+        fits = [20, 40, 80]
+        assert [updates for _, updates in times] == [40 * sum(fit <= step for fit in fits) for step in steps]
+
+
+def test_the_warm_up_is_a_tenth_of_the_run_from_500_to_5000_steps():
+    assert [warm_up_steps(total) for total in (80, 3_000, 5_000, 30_000, 50_000, 10**6)] == [40, 500, 500, 3_000, 5_000, 5_000]  # fmt: skip
+    options = MBPOOptions(initial_random_steps=7).for_run(30_000)
+    assert (options.learning_starts, options.initial_random_steps) == (3_000, 7)
+    options = MBPOOptions(learning_starts=9).for_run(30_000)
+    assert (options.learning_starts, options.initial_random_steps) == (9, 9)
+
+
+def test_what_was_chosen_is_said_and_stays_when_a_run_is_made_longer(tiny, capfd):
+    warm = {"learning_starts": None, "initial_random_steps": None}
+    first = get_algorithm_spec("mbpo").train(tiny("mbpo", total_timesteps=60, progress="lines", **warm))
+    text = capfd.readouterr().err
+    assert "mbpo chose for 60 steps: learning_starts=30, initial_random_steps=30" in text
+    assert load_checkpoint(first.checkpoint_path).buffer_state["learning_starts"] == 30
+    last = resume_training(first.run_dir, total_timesteps=200)
+    state = load_checkpoint(last.checkpoint_path).buffer_state
+    assert (state["learning_starts"], state["initial_random_steps"]) == (30, 30)
+    assert last.metrics["gradient_steps"] == 2 * 171 and "mbpo chose" not in capfd.readouterr().err
+
+
+def test_the_papers_environments_have_the_papers_target_entropy(tiny, capfd):
+    names = ("InvertedPendulum-v5", "Hopper-v4", "Pendulum-v1", "my:Hopper-v5")
+    assert [MBPOOptions().for_environment(name).target_entropy for name in names] == [-0.05, -1.0, None, None]
+    assert MBPOOptions(target_entropy=-7.0).for_environment("Hopper-v5").target_entropy == -7.0
+    pytest.importorskip("mujoco")
+    result = get_algorithm_spec("mbpo").train(
+        tiny("mbpo", env_id="InvertedPendulum-v5", total_timesteps=24, progress="lines")
+    )
+    assert "target_entropy=-0.05 (the paper's)" in capfd.readouterr().err and result.metrics["gradient_steps"] > 0
 
 
 def test_rollouts_grow(tiny):
