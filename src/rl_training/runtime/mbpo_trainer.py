@@ -77,7 +77,7 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
 
 
 class MBPOLoop(OffPolicyLoop):
-    STATE = (*OffPolicyLoop.STATE, "learning_starts", "initial_random_steps")  # as chosen when the run began
+    STATE = ("stepped", "learning_starts", "initial_random_steps")  # the warm-up as chosen when the run began
 
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         self._given = cfg
