@@ -77,7 +77,7 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
 
 
 class MBPOLoop(OffPolicyLoop):
-    STATE = ("stepped", "learning_starts", "initial_random_steps")  # the warm-up as chosen when the run began
+    STATE = ("stepped", "learning_starts", "initial_random_steps")  # type: ignore[assignment]
 
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         self._given = cfg
