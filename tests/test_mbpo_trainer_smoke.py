@@ -4,9 +4,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_training import TrainConfig
 from rl_training.envs import terminations
+from rl_training.envs.factory import EnvFactory
 from rl_training.envs.terminations import register_termination
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.mbpo_trainer import warm_up_steps
+from rl_training.runtime.model_based import Imagination
+from rl_training.runtime.workflows import resume_training
 from toys import Counter
 
 
@@ -14,8 +20,53 @@ def test_what_it_reports(tiny):
     metrics = get_algorithm_spec("mbpo").train(tiny("mbpo", total_timesteps=100, batch_size=40)).metrics
     assert (metrics["real_batch_size"], metrics["synthetic_batch_size"]) == (2, 38)
     assert metrics["model_updates_done"] > 0 and metrics["rollout_rows"] == 50
-    assert metrics["synthetic_buffer_size"] == 2 * 50  # rollouts at steps 40 and 80
+    assert metrics["synthetic_buffer_size"] == 50  # of the rollouts at steps 40 and 80, the last
     assert metrics["gradient_steps"] == 2 * 61
+
+
+def test_rollouts_have_an_interval_of_their_own_which_is_by_default_the_fits(tiny, monkeypatch):
+    times = []
+    refresh = Imagination.refresh
+
+    def watch(self, source, horizon):
+        times.append((self._run.step, self._run._notes.get("model_updates_done")))
+        refresh(self, source, horizon)
+
+    monkeypatch.setattr(Imagination, "refresh", watch)
+    for interval, steps in ((None, [20, 40, 80]), (25, [20, 25, 50, 75]), (80, [20, 80])):
+        times.clear()
+        config = tiny("mbpo", total_timesteps=80, gradient_updates_per_step=1, rollout_refresh_interval=interval)
+        get_algorithm_spec("mbpo").train(config)
+        assert [step for step, _ in times] == steps
+        fits = [20, 40, 80]
+        assert [updates for _, updates in times] == [40 * sum(fit <= step for fit in fits) for step in steps]
+
+
+def test_the_warm_up_is_a_tenth_of_the_run_from_500_to_5000_steps():
+    assert [warm_up_steps(total) for total in (80, 3_000, 5_000, 30_000, 50_000, 10**6)] == [40, 500, 500, 3_000, 5_000, 5_000]  # fmt: skip
+
+
+def test_what_was_chosen_is_said_and_stays_when_a_run_is_made_longer(tiny, capfd):
+    config = tiny("mbpo", total_timesteps=60, progress="lines")
+    for name in ("learning_starts", "initial_random_steps"):
+        config.algo_kwargs.pop(name, None)
+    first = get_algorithm_spec("mbpo").train(config)
+    said = capfd.readouterr().err
+    assert "learning_starts 30, initial_random_steps 30" in said and "target_entropy" not in said
+    last = resume_training(first.run_dir, total_timesteps=200)
+    chosen = load_checkpoint(last.checkpoint_path).config["algo_kwargs"]
+    assert (chosen["learning_starts"], chosen["initial_random_steps"]) == (30, 30)
+    assert last.metrics["gradient_steps"] == 2 * 171 and "chosen for this task" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env_id", "entropy"),
+    [("InvertedPendulum-v5", -0.05), ("Hopper-v4", -1.0), ("Pendulum-v1", None), ("my:Hopper-v5", None)],
+)
+def test_the_papers_environments_have_the_papers_target_entropy(env_id, entropy):
+    config = TrainConfig(algo="mbpo", env_id=env_id)
+    chosen = get_algorithm_spec("mbpo").chosen(config, EnvFactory("Pendulum-v1", {}).spaces())
+    assert chosen.get("target_entropy") == entropy
 
 
 def test_rollouts_grow(tiny):

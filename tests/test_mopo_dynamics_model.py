@@ -188,9 +188,68 @@ def test_a_fit_learns_restores_each_members_best_and_ranks_them():
     held = Rng(0, "fit").generator.permutation(800)[:160]
     columns = {name: torch.as_tensor(column[held]) for name, column in data.items()}
     targets = torch.cat([columns["next_obs"] - columns["obs"], columns["rewards"][:, None]], 1)
-    again = dynamics.holdout_errors(columns["obs"], columns["actions"], targets).numpy()
+    again, likelihoods = (x.numpy() for x in dynamics.holdout_scores(columns["obs"], columns["actions"], targets))
     assert np.allclose(again, process.best_errors, rtol=1e-4)
+    # what members share (the bounds of the variances) has moved on since then, a little
+    assert np.allclose(likelihoods, process._likelihoods, atol=0.05)
     assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
+
+
+def test_a_fit_to_400_rows_learns_their_noise_before_it_ends():
+    """Of s' = s + (a, -s1 / 2) + noise: five epochs of patience are ten gradient steps here, and would end it at once."""
+    dynamics = EnsembleDynamics(model=model(members=5, elites=3, hidden=(32, 32)), learning_rate=3e-3)
+    process = ModelFit(dynamics, Rng(0, "fit"), batch_size=256)
+    data = linear_data(400, noise=0.1)
+    errors = [metrics["holdout_error"] for metrics in process.run(data)]
+    assert process.updates >= 400 and not process.cut_short
+    assert process.best_errors.max() < 0.1 * errors[0]
+    fresh = {name: torch.as_tensor(column) for name, column in linear_data(500, seed=1).items()}
+    means, logvars = dynamics.model.predict_distribution(fresh["obs"], fresh["actions"])
+    elites = dynamics.model.elites
+    deviations = (0.5 * logvars[elites]).exp().mean((0, 1))
+    assert all(0.1 / 1.5 < deviation < 0.1 * 1.5 for deviation in deviations[:2].tolist())
+    assert deviations[2] < 0.05  # the reward has no noise
+    wrong = (means[elites][..., :2] - (fresh["next_obs"] - fresh["obs"])).square().mean().sqrt()
+    assert wrong < 0.06  # of means, where data has no noise
+
+
+def test_variances_that_still_improve_keep_a_fit_going():
+    """Means that are right from the start: only the likelihood shows that a deviation of 0.8 is not yet one of 0.1."""
+    ensemble = model(members=3, hidden=(16,))
+    data = linear_data(500)
+    data["next_obs"] = data["obs"] + 0.1 * np.random.default_rng(0).standard_normal((500, 2)).astype(np.float32)
+    data["rewards"] = np.zeros(500, np.float32)
+    last = ensemble.layers()[-1]
+    last.weight.data.zero_()  # every mean is zero, which is the best there is
+    process = fit(EnsembleDynamics(model=ensemble, learning_rate=1e-3), batch_size=256, patience_updates=100)
+    metrics = list(process.run(data))
+    assert metrics[-1]["holdout_error"] > 0.9 * metrics[0]["holdout_error"]  # nothing to gain there
+    assert metrics[-1]["holdout_nll"] < metrics[0]["holdout_nll"] - 2 and process.updates > 300
+
+
+@pytest.mark.parametrize(("patience", "patience_updates", "rows"), [(2, 40, 100), (6, 1, 100), (2, 40, 2_000)])
+def test_patience_lasts_for_its_epochs_and_for_its_updates(patience, patience_updates, rows):
+    process = fit(
+        EnsembleDynamics(model=model(members=2), learning_rate=1e-2),
+        **{"patience": patience, "patience_updates": patience_updates},
+    )
+    list(process.run(linear_data(rows, noise=1.0)))
+    each = -(-max(int(0.8 * rows), 64) // 64)  # updates of an epoch
+    waited = max(patience + 1, patience_updates // each + 1)
+    assert process.waited == waited and process.updates - process.improved_at == waited * each
+
+
+def test_every_row_has_its_turn_in_every_epoch_and_batches_are_of_one_size():
+    dynamics = EnsembleDynamics(model=model(members=3), learning_rate=1e-3)
+    process, seen = fit(dynamics, batch_size=64), []
+    learn = dynamics.learn
+    dynamics.learn = lambda batch: (seen.append(batch["obs"].clone()), learn(batch))[1]
+    data = linear_data(250)
+    next(process.run(data))
+    assert [tuple(obs.shape) for obs in seen] == [(3, 64, 2)] * 4  # of 200 rows: three batches and a filled-up one
+    for k in range(3):
+        drawn = {tuple(row) for obs in seen for row in obs[k].tolist()}
+        assert drawn == {tuple(row) for row in data["obs"][process._rows[k]].tolist()}
 
 
 @pytest.mark.parametrize("holdout_ratio", [0.2, 0.0])
@@ -216,6 +275,19 @@ def test_without_a_holdout_it_makes_its_updates():
     process = fit(EnsembleDynamics(model=model(), learning_rate=1e-3), holdout_ratio=0.0, most_updates=17)
     metrics = list(process.run(linear_data(200)))
     assert process.updates == 17 and "holdout_error" not in metrics[0]
+
+
+def test_a_fit_saved_before_it_was_judged_by_likelihood_goes_on():
+    process = fit(EnsembleDynamics(model=model(), learning_rate=3e-3))
+    run = process.run(linear_data(400, noise=0.05))
+    next(run)
+    state = process.state_dict()
+    old = {name: state[name] for name in state if name not in ("likelihoods", "reached", "improved_at", "most_updates")}
+    old["best"] = old.pop("errors")
+    process = fit(EnsembleDynamics(model=model(), learning_rate=3e-3))
+    process.load_state_dict(old)
+    list(process.run(linear_data(400, noise=0.05)))
+    assert process.fits == 1 and not process.active and np.isfinite(process.best_errors).all()
 
 
 def test_a_fit_stopped_between_epochs_goes_on_there():

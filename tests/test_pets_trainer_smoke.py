@@ -5,12 +5,22 @@ import pytest
 
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.pets_trainer import PETSLoop, PETSOptions
 
 
 def test_fits_are_in_proportion_to_the_steps_between_them(tiny):
     metrics = get_algorithm_spec("pets").train(tiny("pets", total_timesteps=95, model_updates_per_step=0.5)).metrics
     assert metrics["gradient_steps"] == 3 * 15 and metrics["epoch"] == 3  # at steps 30, 60 and 90
     assert {"pets_model_loss", "reward_mae", "delta_obs_mae", "ensemble_disagreement"} <= set(metrics)
+
+
+def test_by_default_a_fit_makes_five_passes_over_the_data_and_at_least_a_thousand_updates(tiny):
+    config = tiny("pets", total_timesteps=35, model_updates_per_step=None)
+    assert get_algorithm_spec("pets").train(config).metrics["gradient_steps"] == 1_000
+    loop = PETSLoop.__new__(PETSLoop)
+    loop._cfg, loop._starts = PETSOptions(), 200
+    assert [loop.updates_of_a_fit(rows) for rows in (200, 6_400, 12_801)] == [1_000, 1_000, 5 * 401]
+    assert loop.expected_updates(600) == 3_000 and loop.expected_updates(150) == 0
 
 
 def test_the_plan_in_hand_is_saved_and_begins_anew_with_an_episode(tiny):

@@ -51,6 +51,28 @@ def test_plans_without_a_value_are_never_elite():
     assert best_of(plans, values, 3).flatten().tolist() == [3.0, 1.0, 5.0]
 
 
+def test_plans_of_infinite_value_are_never_elite():
+    plans = torch.arange(6.0)[:, None, None]
+    values = torch.tensor([torch.inf, -5.0, torch.nan, -2.0, -torch.inf, -9.0])
+    assert best_of(plans, values, 3).flatten().tolist() == [3.0, 1.0, 5.0]
+    assert best_of(plans, values, 5).flatten().tolist() == [3.0, 1.0, 5.0]  # rather fewer than those
+    assert best_of(plans, torch.full((6,), torch.inf), 3).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    "planner", [CEM(500, 50, 10), ICEM(500, 50, 10), RandomShooting(5_000)], ids=["cem", "icem", "random"]
+)
+def test_a_planner_stays_away_from_where_the_model_diverges(planner, bad):
+    torch.manual_seed(0)
+    goal = torch.full((3, 2), 0.5)
+
+    def objective(plans):
+        return torch.where((plans[:, 0, 0] < -0.2), bad, towards(goal)(plans))
+
+    assert planner(objective, LOW, HIGH)[0, 0] > -0.2 and (planner(objective, LOW, HIGH) - goal).abs().max() < 0.9
+
+
 def test_deviations_leave_room_for_two_of_them():
     mean = torch.tensor([[-1.0, 0.5], [1.9, 2.0], [0.0, 0.0]])
     std = within(mean, torch.full((3, 2), 0.5625), LOW, HIGH)

@@ -64,6 +64,7 @@ SMOKE: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{"buffer_capacity": 500, "batch_size": 16, "learning_starts": 30, "initial_random_steps": 30},
             **{"train_frequency": 30, "model_hidden_sizes": [16, 16], "num_ensembles": 3, "planning_horizon": 3},
+            "model_updates_per_step": 1.0,
             **{"planning_candidates": 8, "planning_topk": 3, "planning_iterations": 2, "planning_particles": 3},
         },
     ),

@@ -88,24 +88,33 @@ class EnsembleDynamics(Learner):
         return float(disagreement(self.model.predict_distribution(obs, actions)[0]).mean())
 
     @torch.no_grad()
-    def holdout_errors(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean squared error of every member's mean, (E,)."""
-        total = torch.zeros(self.model.num_ensembles, device=obs.device)
+    def holdout_scores(
+        self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every member: the mean squared error of its mean, and its negative log-likelihood as the loss has it, (E,) each."""
+        errors, likelihoods = torch.zeros(2, self.model.num_ensembles, device=obs.device)
         for rows in torch.arange(len(obs), device=obs.device).split(2_048):
-            means, _ = self.model.predict_distribution(obs[rows], actions[rows])
-            total += (means - targets[rows]).square().mean(-1).sum(1)
-        return total / len(obs)
+            means, logvars = self.model.predict_distribution(obs[rows], actions[rows])
+            squares = (means - targets[rows]).square()
+            errors += squares.mean(-1).sum(1)
+            likelihoods += (squares * (-logvars).exp() + logvars).mean(-1).sum(1)
+        return errors / len(obs), likelihoods / len(obs)
 
 
 class ModelFit:
     """Fits the ensemble to all data there is; iterate ``run(data)``, an epoch at a time.
 
-    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, a member whose holdout error fell by
-    more than ``improvement`` is remembered; when none has for more than ``patience`` epochs, or ``most_updates`` are spent, each
-    returns to its best, and the best of them become the elites. Without a holdout, it makes ``most_updates`` steps.
+    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data judges the means (mean
+    squared error) and the variances with them (negative log-likelihood). The fit goes on while either, averaged over members,
+    improves: the error by ``improvement`` of itself, the likelihood by ``likelihood_improvement`` per dimension. It ends when
+    neither has for more than ``patience`` epochs and ``patience_updates`` gradient steps, or when ``most_updates`` are spent.
+    Epochs alone would end it at once on little data, where an epoch is a step or two. Each member then returns to its best
+    likelihood, and those with the smallest errors become the elites. Without a holdout, it makes ``most_updates`` steps.
 
     It can be saved between epochs, and goes on there with the same data.
     """
+
+    STATE = ("active", "cut_short", "epoch", "waited", "improved_at", "updates", "fits", "total_updates")
 
     def __init__(
         self,
@@ -116,18 +125,26 @@ class ModelFit:
         holdout_ratio: float = 0.2,
         most_holdout: int = 5_000,
         patience: int = 5,
+        patience_updates: int = 200,
         improvement: float = 0.01,
+        likelihood_improvement: float = 0.1,
         most_updates: int | None = None,
     ) -> None:
         self._dynamics, self.rng = dynamics, rng
         self._batch_size, self._ratio, self._most_holdout = batch_size, holdout_ratio, most_holdout
-        self._patience, self._improvement, self._most_updates = patience, improvement, most_updates
+        self._patience, self._patience_updates, self._most_updates = patience, patience_updates, most_updates
+        self._improvement, self._likelihood_improvement = improvement, likelihood_improvement
         self.active, self.cut_short = False, False
-        self.epoch = self.waited = self.updates = self.fits = self.total_updates = 0
+        self.epoch = self.waited = self.improved_at = self.updates = self.fits = self.total_updates = 0
         self._rows = np.zeros((0, 0), np.int64)
         self._holdout = np.zeros(0, np.int64)
-        self._best = np.zeros(0)
+        self._errors, self._likelihoods = np.zeros(0), np.zeros(0)  # of each member, where its likelihood was best
+        self._reached = np.full(2, np.inf)  # error and likelihood, averaged over members, that count as progress so far
         self._snapshot: torch.Tensor | None = None
+
+    def set_most_updates(self, most_updates: int) -> None:
+        """The gradient steps that the next fit may take."""
+        self._most_updates = most_updates
 
     def run(self, data: dict[str, np.ndarray]) -> Iterator[dict[str, float]]:
         """``data``: obs, actions, rewards, next_obs, the same ones until the fit is done. Yields after each epoch."""
@@ -150,22 +167,21 @@ class ModelFit:
         self._rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
         used = torch.from_numpy(train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
-        self._best = np.full(members, np.inf)
+        self._errors, self._likelihoods = np.full(members, np.inf), np.full(members, np.inf)
+        self._reached = np.full(2, np.inf)
         self._snapshot = self._dynamics.optimizer.flat.clone()
         self.active, self.cut_short = True, False
-        self.epoch = self.waited = self.updates = 0
+        self.epoch = self.waited = self.improved_at = self.updates = 0
 
     def _one_epoch(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         self._rows = self.rng.generator.permuted(self._rows, axis=1)
-        rows = torch.from_numpy(self._rows)
-        size = self._batch_size
+        size, count = self._batch_size, self._rows.shape[1]
+        # the last batch is filled up with the epoch's first rows: every row has its turn, and batches are of one size
+        rows = torch.from_numpy(self._rows[:, np.arange(-(-count // size) * size) % count])
         result: Any = None
-        for start in range(
-            0, rows.shape[1] - size + 1, size
-        ):  # rows beyond the last whole batch have their turn another time
+        for index in rows.split(size, 1):
             if self._spent:
                 break
-            index = rows[:, start : start + size]
             batch = {"obs": obs[index], "actions": actions[index], "targets": targets[index]}
             result, _ = self._dynamics.learn(batch)
             self.updates += 1
@@ -173,10 +189,10 @@ class ModelFit:
         self.epoch += 1
         metrics = dict(result) if result is not None else {}
         if len(self._holdout):
-            metrics["holdout_error"] = self._judge(obs, actions, targets)
+            metrics |= self._judge(obs, actions, targets)
         same = torch.from_numpy(self._holdout[:size]) if len(self._holdout) else rows[0, :size]
         metrics["ensemble_disagreement"] = self._dynamics.disagreement(obs[same], actions[same])
-        if self._spent or (len(self._holdout) and self.waited > self._patience):
+        if self._spent or self._converged:
             self._finish()
         return {**metrics, "model_epoch": float(self.epoch), "model_updates_done": float(self.total_updates)}
 
@@ -184,26 +200,39 @@ class ModelFit:
     def _spent(self) -> bool:
         return self._most_updates is not None and self.updates >= self._most_updates
 
-    def _judge(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> float:
-        """Remember the members that have become better; their mean error."""
+    @property
+    def _converged(self) -> bool:
+        """Whether held-out data has shown no progress for as long as patience lasts."""
+        waited_updates = self.updates - self.improved_at
+        return bool(len(self._holdout)) and self.waited > self._patience and waited_updates > self._patience_updates
+
+    def _judge(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        """Remember the members that have become better, and whether all of them together have; their mean scores."""
         held = torch.from_numpy(self._holdout)
-        errors = self._dynamics.holdout_errors(obs[held], actions[held], targets[held]).double().cpu().numpy()
-        if not np.isfinite(errors).all():
-            raise RuntimeError(f"the model's error on held-out data is not finite: {errors}")
-        better = errors < self._best * (1 - self._improvement)
-        self._best = np.where(better, errors, self._best)
+        scores = self._dynamics.holdout_scores(obs[held], actions[held], targets[held])
+        errors, likelihoods = (score.double().cpu().numpy() for score in scores)
+        if not (np.isfinite(errors).all() and np.isfinite(likelihoods).all()):
+            raise RuntimeError(f"the model's error on held-out data is not finite: {errors}, likelihoods {likelihoods}")
+        better = likelihoods < self._likelihoods
+        self._errors = np.where(better, errors, self._errors)
+        self._likelihoods = np.where(better, likelihoods, self._likelihoods)
         for k in np.flatnonzero(better):
             self._copy_member(int(k), self._dynamics.optimizer.flat, self._snapshot)
-        self.waited = 0 if better.any() else self.waited + 1
-        return float(errors.mean())
+        now = np.array([errors.mean(), likelihoods.mean()])
+        error, likelihood = self._reached
+        progress = now < [error * (1 - self._improvement), likelihood - self._likelihood_improvement]
+        self._reached = np.where(progress, now, self._reached)
+        self.waited = 0 if progress.any() else self.waited + 1
+        self.improved_at = self.updates if progress.any() else self.improved_at
+        return {"holdout_error": float(now[0]), "holdout_nll": float(now[1])}
 
     def _finish(self) -> None:
         model = self._dynamics.model
         if len(self._holdout):
-            self.cut_short = self.waited <= self._patience
+            self.cut_short = not self._converged
             for k in range(model.num_ensembles):
                 self._copy_member(k, self._snapshot, self._dynamics.optimizer.flat)
-            model.elites.copy_(torch.from_numpy(np.argsort(self._best, kind="stable")[: len(model.elites)]))
+            model.elites.copy_(torch.from_numpy(np.argsort(self._errors, kind="stable")[: len(model.elites)]))
         self.active, self.fits = False, self.fits + 1
         self._rows, self._holdout, self._snapshot = np.zeros((0, 0), np.int64), np.zeros(0, np.int64), None
 
@@ -222,25 +251,40 @@ class ModelFit:
 
     @property
     def best_errors(self) -> np.ndarray:
-        """Each member's best holdout error in the last fit, (E,)."""
-        return self._best
+        """Each member's holdout error in the last fit, with the weights it has returned to, (E,)."""
+        return self._errors
 
     def state_dict(self) -> dict[str, Any]:
-        plain = ("active", "cut_short", "epoch", "waited", "updates", "fits", "total_updates")
         return {
-            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name) for name in self.STATE},
             "rng": self.rng.state_dict(),
             "rows": torch.from_numpy(self._rows),
             "holdout": torch.from_numpy(self._holdout),
-            "best": torch.from_numpy(self._best),
+            "errors": torch.from_numpy(self._errors),
+            "likelihoods": torch.from_numpy(self._likelihoods),
+            "reached": torch.from_numpy(self._reached),
+            "most_updates": self._most_updates,
             "snapshot": torch.zeros(0) if self._snapshot is None else self._snapshot,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("active", "cut_short", "epoch", "waited", "updates", "fits", "total_updates"):
+        if "best" in state:  # of 0.1.0 before fits were judged by likelihood too: the judging begins anew
+            best = state["best"]
+            unjudged = {
+                "errors": best,
+                "likelihoods": torch.full_like(best, np.inf),
+                "reached": torch.full((2,), np.inf),
+            }
+            unjudged |= {"improved_at": state["updates"], "most_updates": self._most_updates}
+            state = {**{name: value for name, value in state.items() if name != "best"}, **unjudged}
+        for name in self.STATE:
             setattr(self, name, state[name])
         self.rng.load_state_dict(state["rng"])
-        self._rows, self._holdout, self._best = (state[name].numpy() for name in ("rows", "holdout", "best"))
+        self._rows, self._holdout = state["rows"].numpy(), state["holdout"].numpy()
+        self._errors, self._likelihoods = (state[name].double().numpy() for name in ("errors", "likelihoods"))
+        self._reached = state["reached"].double().numpy()
+        if self.active:
+            self._most_updates = state["most_updates"]
         snapshot = state["snapshot"]
         self._snapshot = snapshot.to(self._dynamics.optimizer.flat.device) if self.active else None
 

@@ -38,9 +38,14 @@ def truncated_noise(shape: tuple[int, ...], device: torch.device) -> torch.Tenso
 
 
 def best_of(plans: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` plans of highest value, best first; one without a value is never among them while others are."""
-    order = torch.nan_to_num(values, nan=-torch.inf).argsort(descending=True, stable=True)
-    return plans[order[:count]]
+    """The ``count`` plans of highest value, best first; fewer, but at least one, if fewer have a finite value."""
+    finite = int(torch.isfinite(values).sum())
+    return plans[ranked(values).argsort(descending=True, stable=True)[: min(count, max(finite, 1))]]
+
+
+def ranked(values: torch.Tensor) -> torch.Tensor:
+    """Values to compare plans by: what is not finite, +inf included, comes from a model that has diverged and is the worst."""
+    return torch.where(torch.isfinite(values), values, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class ICEM(CEM):
             plans = torch.cat([plans, kept])
             values = objective(plans)
             elite = best_of(plans, values, self.elites)
-            top = float(torch.nan_to_num(values, nan=-torch.inf).max())
+            top = float(ranked(values).max())
             if top > best_value:
                 best, best_value = elite[0], top
             kept = elite[: int(self.kept * self.elites)]

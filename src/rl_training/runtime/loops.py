@@ -7,7 +7,7 @@ evaluate, save or stop. Nothing that matters survives a ``yield`` in a local var
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class OnlineLoop(Loop):
 class ReplayOptions(AlgorithmOptions):
     """When to act, store and learn. A new run spends at most a tenth of its steps on the warm-up, unless it is set."""
 
-    BY_TASK = ("learning_starts", "initial_random_steps")
+    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps")
 
     buffer_capacity: int = opt(1_000_000, "transitions kept; never more than the run has steps", ge=1)
     batch_size: int = opt(256, "transitions per update", ge=1)
@@ -93,6 +93,11 @@ class ReplayOptions(AlgorithmOptions):
     def for_task(cls, task: Task) -> dict[str, Any]:
         tenth = task.total_timesteps // 10
         return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
+
+    @staticmethod
+    def warm_up(task: Task, steps: int) -> dict[str, int]:
+        """``steps`` before learning starts, all of them random; a warm-up that is set is random throughout too."""
+        return {"learning_starts": steps, "initial_random_steps": task.given.get("learning_starts", steps)}
 
 
 class OffPolicyOptions(ReplayOptions):
@@ -213,7 +218,13 @@ class OnPolicyOptions(AlgorithmOptions):
     """Rollouts and the passes over them. What suits a task differs most between boxes of actions, choices and images, so a new run
     takes the options of ``BY_TASK`` from it; the defaults below are those of files that were saved without them."""
 
-    BY_TASK = ("num_steps", "update_epochs", "minibatch_size", "normalize_observations", "normalize_rewards")
+    BY_TASK: ClassVar[tuple[str, ...]] = (
+        "num_steps",
+        "update_epochs",
+        "minibatch_size",
+        "normalize_observations",
+        "normalize_rewards",
+    )
 
     num_steps: int = opt(
         128,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Strict
 
@@ -18,22 +19,57 @@ from rl_training.runtime.model_based import (
     fit_of,
     fitted,
 )
+from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 Ramp = Annotated[tuple[int, int, int, int], Strict(False)]
 
+TARGET_ENTROPIES = {  # the paper's, by the environment's name without its version
+    "Hopper": -1.0,
+    "Walker2d": -3.0,
+    "HalfCheetah": -3.0,
+    "Ant": -4.0,
+    "Humanoid": -2.0,
+    "InvertedPendulum": -0.05,
+    "InvertedDoublePendulum": -0.5,
+}
+
+
+def warm_up_steps(total_timesteps: int) -> int:
+    """Random steps before the first fit: a tenth of the run, from 500 (the paper's for pendulums) to 5,000 (its others), at most
+    half of it."""
+    return min(max(500, total_timesteps // 10), 5_000, total_timesteps // 2)
+
 
 class MBPOOptions(RolloutOptions, ReplayOptions):
     TITLE = "mbpo"
+    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "target_entropy")
     batch_size: int = opt(256, "transitions per policy update", ge=1)
-    learning_starts: int = opt(5_000, "environment steps before the first fit and update", ge=0)
-    initial_random_steps: int = opt(5_000, "environment steps with uniformly random actions", ge=0)
+    learning_starts: int = opt(
+        5_000, "environment steps before the first fit and update; by task: a tenth of the run, from 500 to 5,000", ge=0
+    )
+    initial_random_steps: int = opt(
+        5_000, "environment steps with uniformly random actions; by task: as learning_starts", ge=0
+    )
     gradient_updates_per_step: int = opt(20, "policy updates each time", ge=1)
-    model_train_frequency: int = opt(250, "environment steps between fits, and between rollouts", ge=1)
+    model_train_frequency: int = opt(250, "environment steps between fits", ge=1)
+    rollout_refresh_interval: int | None = opt(
+        None, "environment steps between rollouts; null: model_train_frequency, after each fit", ge=1
+    )
     rollout_schedule: Ramp | None = opt(
         None, "[first step, last step, length before, length after]: rollouts that grow; null: rollout_horizon"
     )
+    target_entropy: float | None = opt(
+        None,
+        "entropy a tuned temperature aims for; null: minus the action dimension; by task: the paper's for its environments",
+    )
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        chosen: dict[str, Any] = cls.warm_up(task, warm_up_steps(task.total_timesteps))
+        entropy = TARGET_ENTROPIES.get(re.sub(r"-v\d+$", "", task.env_id))
+        return chosen if entropy is None else {**chosen, "target_entropy": entropy}
 
 
 class MBPOLoop(OffPolicyLoop):
@@ -50,12 +86,13 @@ class MBPOLoop(OffPolicyLoop):
         return self._cfg.rollout_horizon if schedule is None else rollout_length(schedule, step)
 
     def prepare(self) -> Iterator[None]:
-        run, n = self._run, self._run.config.num_envs
-        due = self.fit.fits == 0 or crossings(run.step - n, run.step, self._cfg.model_train_frequency)
-        if self.fit.active or due:
+        run, cfg, before = self._run, self._cfg, self._run.step - self._run.config.num_envs
+        first = self.fit.fits == 0 or not self.imagination.counts
+        if self.fit.active or first or crossings(before, run.step, cfg.model_train_frequency):
             data = self.replay.columns()
             yield from fitted(run, self.fit, data)
             self.ends.learn(data)
+        if first or crossings(before, run.step, cfg.rollout_refresh_interval or cfg.model_train_frequency):
             self.imagination.refresh(self.replay, self._horizon(run.step))
 
     def metrics(self) -> dict[str, float]:

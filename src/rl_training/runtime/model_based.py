@@ -16,7 +16,7 @@ from rl_training.envs.terminations import never, termination_of
 from rl_training.experiment.config import Options, Sizes, opt
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.run import Run
+from rl_training.runtime.run import Run, TrainingFailure
 from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import Blueprint
 from rl_training.state import Stateful
@@ -50,11 +50,16 @@ class RolloutOptions(ModelOptions):
     model_updates: int | None = opt(
         None, "the most gradient steps one fit may take; null: until it no longer helps", ge=1
     )
-    model_patience: int = opt(5, "epochs without a better member after which a fit ends", ge=0)
+    model_patience: int = opt(5, "epochs without progress on held-out data after which a fit may end", ge=0)
+    model_patience_updates: int = opt(
+        200,
+        "gradient steps without progress that must have passed too: on little data an epoch is only a step or two",
+        ge=0,
+    )
     model_holdout_ratio: float = opt(0.2, "share of the data that judges a fit, up to 5,000 transitions", gt=0, lt=1)
-    rollout_batch_size: int = opt(10_000, "rollouts begun each time", ge=1)
+    rollout_batch_size: int = opt(100_000, "rollouts begun each time", ge=1)
     rollout_horizon: int = opt(1, "steps of a rollout", ge=1)
-    rollouts_retained: int = opt(4, "how many times' rollouts are kept", ge=1)
+    rollouts_retained: int = opt(1, "how many times' rollouts are kept", ge=1)
     synthetic_buffer_capacity: int | None = opt(None, "imagined transitions kept; null: those retained", ge=1)
     synthetic_batch_ratio: float = opt(0.95, "share of imagined transitions in every batch", ge=0, le=1)
     policy_learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
@@ -89,6 +94,7 @@ def fit_of(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> ModelFi
         run.rng("model fit"),
         batch_size=cfg.model_batch_size,
         patience=cfg.model_patience,
+        patience_updates=cfg.model_patience_updates,
         holdout_ratio=cfg.model_holdout_ratio,
         most_updates=cfg.model_updates,
     )
@@ -163,14 +169,19 @@ class Ends(Stateful):
 
 
 class Imagination:
-    """Rollouts of the learned model from real observations, kept in a buffer of their own."""
+    """Rollouts of the learned model from real observations, kept in a buffer of their own.
+
+    Each ``refresh`` writes as many rows as its rollouts had steps, fewer where they terminated; ``counts`` (newest last) says how
+    many, so that exactly the rows of the last ``rollouts_retained`` can be drawn, whatever their lengths were.
+    """
 
     def __init__(self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int) -> None:
         spaces = run.spaces
         self._run, self._agent, self._cfg = run, agent, cfg
-        self._each = cfg.rollout_batch_size * cfg.rollouts_retained
+        self.counts: list[int] = []
+        most = cfg.rollout_batch_size * cfg.rollouts_retained * longest
         self.buffer = ReplayBuffer(
-            cfg.synthetic_buffer_capacity or self._each * longest, spaces.obs_shape, spaces.action_shape, run.device,
+            cfg.synthetic_buffer_capacity or most, spaces.obs_shape, spaces.action_shape, run.device,
             spaces.obs_dtype, spaces.action_dtype, rng=run.rng("synthetic"), reuse=True,
         )  # fmt: skip
 
@@ -182,7 +193,13 @@ class Imagination:
         for rows in imagine(agent.dream, agent.dream_actions, starts, horizon, agent.terminated):
             self.buffer.add(**rows)
             count += len(rows["rewards"])
-        self.buffer.newest = self._each * horizon
+        if not count:
+            raise TrainingFailure(
+                f"the model imagined nothing finite from {len(starts):,} observations: it has diverged; "
+                "lower model_learning_rate, or look for huge values in observations and rewards"
+            )
+        self.counts = [*self.counts, count][-self._cfg.rollouts_retained :]
+        self.buffer.newest = sum(self.counts)
         self._run.note(rollout_rows=float(count), rollout_horizon=float(horizon))
 
     def mixed(self, real: Source) -> Mixed:
@@ -191,14 +208,22 @@ class Imagination:
     def metrics(self, fit: ModelFit, mixed: Mixed) -> dict[str, float]:
         real, synthetic = mixed.counts(self._cfg.batch_size)  # type: ignore[attr-defined]
         return {
-            "synthetic_buffer_size": float(len(self.buffer)),
+            "synthetic_buffer_size": float(min(sum(self.counts), len(self.buffer))),
             "model_updates_done": float(fit.total_updates),
             "real_batch_size": float(real),
             "synthetic_batch_size": float(synthetic),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return self.buffer.state_dict()
+        return {**self.buffer.state_dict(), "counts": self.counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer.load_state_dict(state)
+        ring = {name: value for name, value in state.items() if name != "counts"}
+        if "counts" not in state:  # of 0.1.0 before rows were counted, perhaps in a ring of another size: oldest first
+            filled = len(ring["packed"])
+            ring["packed"] = ring["packed"].roll(-(ring["written"] % max(filled, 1)), 0)
+            drawn = min(ring["newest"] or 0, filled)
+            ring |= {"written": filled, "newest": drawn or None}
+            state = {**state, "counts": [drawn] if drawn else []}
+        self.buffer.load_state_dict(ring)
+        self.counts = list(state["counts"])

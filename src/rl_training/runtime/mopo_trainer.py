@@ -28,6 +28,7 @@ from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 class MOPOOptions(RolloutOptions, OfflineOptions):
     TITLE = "mopo"
+    rollout_batch_size: int = opt(10_000, "rollouts begun each time", ge=1)
     rollout_horizon: int = opt(5, "steps of a rollout", ge=1)
     rollouts_retained: int = opt(5, "how many times' rollouts are kept", ge=1)
     rollout_refresh_interval: int = opt(1_000, "policy updates between rollouts", ge=1)

@@ -25,9 +25,11 @@ Schedule = Annotated[str | dict[str, Any] | None, AfterValidator(_checked)]
 class Task(NamedTuple):
     """What the default of an option may depend on."""
 
+    env_id: str
     spaces: Spaces
     num_envs: int
     total_timesteps: int
+    given: dict[str, Any] = {}  # options that are set
 
 
 class AlgorithmOptions(Options):
@@ -62,10 +64,10 @@ class AlgorithmOptions(Options):
         return {}
 
     @classmethod
-    def chosen(cls, given: dict[str, Any], task: Task) -> dict[str, Any]:
-        """What a new run adds to the options that were given."""
+    def chosen(cls, task: Task) -> dict[str, Any]:
+        """What a new run adds to the options that are set."""
         suited = cls.for_task(task)
-        return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in given}
+        return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in task.given}
 
     def idle(self) -> set[str]:
         """Options that have no effect beside the others, and are refused if they are given with them."""

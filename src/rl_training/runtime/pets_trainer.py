@@ -31,7 +31,11 @@ class PETSOptions(ModelOptions, ReplayOptions):
     learning_starts: int = opt(200, "environment steps before the first fit", ge=0)
     initial_random_steps: int = opt(200, "environment steps with uniformly random actions", ge=0)
     train_frequency: int = opt(200, "environment steps between fits", ge=1)
-    model_updates_per_step: float = opt(1.0, "gradient steps of a fit for each environment step between fits", gt=0)
+    model_updates_per_step: float | None = opt(
+        None,
+        "gradient steps of a fit for each environment step between fits; null: five passes over the data, at least 1,000",
+        gt=0,
+    )
     planner: Literal["cem", "icem", "random"] = opt("cem", "how plans are searched for")
     planning_horizon: int = opt(20, "actions of a plan", ge=1)
     planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
@@ -55,28 +59,40 @@ class PETSOptions(ModelOptions, ReplayOptions):
         )
 
 
+PASSES, LEAST_UPDATES = (
+    5,
+    1_000,
+)  # over all data in a fit, as in the paper; which makes a few dozen steps of the first data
+
+
 class PETSLoop(OffPolicyLoop):
-    """Fits on all data, without a holdout, for a number of gradient steps in proportion to the steps between fits."""
+    """Fits on all data, without a holdout: five passes or more, or gradient steps in proportion to the steps between fits."""
 
     def __init__(self, run: Run, agent: Learner, cfg: PETSOptions) -> None:
         if run.config.num_envs > 1:
             raise ConfigError([(("num_envs",), "pets plans for one environment at a time; set it to 1")])
         super().__init__(run, agent, cfg)
-        updates = max(1, round(cfg.train_frequency * cfg.model_updates_per_step))
-        self.fit = ModelFit(
-            self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0, most_updates=updates
-        )
-        self._updates = updates
+        self.fit = ModelFit(self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0)
         self.ends = Ends(run, self.agent)
 
+    def updates_of_a_fit(self, rows: int) -> int:
+        """How many gradient steps a fit to so many transitions takes."""
+        cfg = self._cfg
+        if cfg.model_updates_per_step is not None:
+            return max(1, round(cfg.train_frequency * cfg.model_updates_per_step))
+        return max(LEAST_UPDATES, PASSES * -(-rows // cfg.batch_size))
+
     def expected_updates(self, total_timesteps: int) -> int:
-        return max(0, total_timesteps - self._starts) // self._cfg.train_frequency * self._updates
+        fits = range(self._starts, total_timesteps + 1, self._cfg.train_frequency)
+        return sum(self.updates_of_a_fit(min(step, self._cfg.buffer_capacity)) for step in fits)
 
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
         due = fit.fits == 0 or crossings(run.step - 1, run.step, self._cfg.train_frequency)
         if not (fit.active or due) or run.budget_spent:
             return
+        if not fit.active:
+            fit.set_most_updates(self.updates_of_a_fit(len(self.replay)))
         before = fit.total_updates
         data = self.replay.columns()
         for metrics in fit.run(data):

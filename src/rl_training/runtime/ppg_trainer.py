@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from rl_training.algorithms.ppg import PPG
 from rl_training.experiment.config import opt
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
 from rl_training.runtime.loops import OnPolicyLoop
+from rl_training.runtime.options import Task
 from rl_training.runtime.ppo_trainer import PPOOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -20,9 +21,11 @@ from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 class PPGOptions(PPOOptions):
     TITLE = "ppg"
+    BY_TASK: ClassVar[tuple[str, ...]] = (*PPOOptions.BY_TASK, "architecture")
     normalize_advantages: bool = opt(True, "zero mean and unit deviation over the whole rollout")
     architecture: Architecture = opt(
-        "detach", "detach: one trunk, without the value's gradient in the policy phase; dual: a trunk each"
+        "detach",
+        "detach: one trunk, without the value's gradient in the policy phase; dual: a trunk each; by task: dual for vectors",
     )
     aux_learning_rate: float = opt(3e-4, "step size of the auxiliary phase's own Adam", gt=0)
     aux_frequency: int = opt(16, "rollouts between auxiliary phases", ge=1)
@@ -34,6 +37,10 @@ class PPGOptions(PPOOptions):
     aux_value_coef: float = opt(1.0, "weight of the auxiliary value's regression", ge=0)
     behavior_clone_coef: float = opt(1.0, "weight of the divergence from the policy before the phase", ge=0)
     value_clone_coef: float = opt(1.0, "weight of the true value's regression", ge=0)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        return {**super().for_task(task), "architecture": "detach" if task.spaces.image else "dual"}
 
     @model_validator(mode="after")
     def _no_more_than_there_are(self) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_training.algorithms.ppo import PPO
 from rl_training.experiment.config import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops import OnPolicyLoop, OnPolicyOptions
-from rl_training.runtime.options import Schedule
+from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 
 class PPOOptions(OnPolicyOptions):
     TITLE = "ppo"
+    BY_TASK: ClassVar[tuple[str, ...]] = (*OnPolicyOptions.BY_TASK, "initial_log_std")
     hidden_sizes: Sizes = opt((64, 64), "widths of the hidden layers (images: the last one is the number of features)")
     learning_rate: float = opt(3e-4, "step size of Adam", gt=0)
     clip_coef: float = opt(0.2, "how far the policy's probabilities may move in one rollout", gt=0)
@@ -24,7 +25,14 @@ class PPOOptions(OnPolicyOptions):
     max_grad_norm: float | None = opt(0.5, "gradients are scaled down to this norm", gt=0)
     clip_values: bool = opt(False, "also limit how far values move, by clip_coef")
     normalize_advantages: bool = opt(True, "zero mean and unit deviation within each minibatch")
-    initial_log_std: float = opt(0.0, "log-deviation of continuous actions at the start, in units of the action box")
+    initial_log_std: float = opt(
+        0.0, "log-deviation of continuous actions at the start, in units of the action box; by task: -0.5"
+    )
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        chosen = super().for_task(task)
+        return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind == "box" else chosen
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """The arguments of PPO and of what is built on it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -32,7 +32,7 @@ from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 class RLPDOptions(DatasetOptions, SACOptions):
     TITLE = "rlpd"
-    BY_TASK = ReplayOptions.BY_TASK
+    BY_TASK: ClassVar[tuple[str, ...]] = ReplayOptions.BY_TASK
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
     learning_starts: int = opt(
         5_000, "environment steps before the first update; by task: at most a tenth of the run", ge=0
@@ -53,7 +53,7 @@ class RLPDOptions(DatasetOptions, SACOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        return super(SACOptions, cls).for_task(task)  # SAC's own rate and warm-up were chosen for one update a step
+        return cls.warm_up(task, min(5_000, task.total_timesteps // 10))
 
 
 class RLPDLoop(OffPolicyLoop):

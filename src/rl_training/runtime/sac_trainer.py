@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
@@ -27,7 +27,7 @@ Temperature = Annotated[float | Literal["auto"], AfterValidator(_temperature)]
 
 class SACOptions(OffPolicyOptions):
     TITLE = "sac"
-    BY_TASK = ("learning_starts", "initial_random_steps", "learning_rate")
+    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "learning_rate")
     learning_starts: int = opt(
         1_000, "environment steps before the first update; by task: a tenth of the run, at most 10,000", ge=0
     )
@@ -43,8 +43,7 @@ class SACOptions(OffPolicyOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        warm_up = min(10_000, task.total_timesteps // 10)
-        return {"learning_starts": warm_up, "initial_random_steps": warm_up, "learning_rate": 1e-3}
+        return {**cls.warm_up(task, min(10_000, task.total_timesteps // 10)), "learning_rate": 1e-3}
 
 
 def build(

@@ -100,7 +100,9 @@ class AlgorithmSpec:
 
     def chosen(self, config: TrainConfig, spaces: Spaces) -> dict[str, Any]:
         """The options that a new run takes from its task, because the config leaves them open."""
-        return self.config.chosen(config.algo_kwargs, Task(spaces, config.num_envs, config.total_timesteps))
+        return self.config.chosen(
+            Task(config.env_id, spaces, config.num_envs, config.total_timesteps, config.algo_kwargs)
+        )
 
     def complete(self, config: TrainConfig) -> TrainConfig:
         """The config as a new run takes it, with the options that its task decides."""
