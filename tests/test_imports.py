@@ -64,8 +64,15 @@ PATHS = {  # module, without rl_training: what users import from it
     "data": "ReplayBuffer PrioritizedReplayBuffer RecurrentReplayBuffer RolloutBuffer TransitionDataset "
     "load_transition_dataset mix_transition_datasets",
 }
-HELPERS = "bc cql iql mopo rlpd td3_bc".split()  # trainers of prior data: _infer_env_spaces, _build_offline_dataset
-PACKAGES = "algorithms api data envs experiment models runtime".split()
+HELPERS = [
+    "bc",
+    "cql",
+    "iql",
+    "mopo",
+    "rlpd",
+    "td3_bc",
+]  # trainers of prior data: _infer_env_spaces, _build_offline_dataset
+PACKAGES = ["algorithms", "api", "data", "envs", "experiment", "models", "runtime"]
 
 
 def dotted(module: str) -> str:

@@ -72,6 +72,9 @@ class PETSLoop(OffPolicyLoop):
     def expected_updates(self, total_timesteps: int) -> int:
         return max(0, total_timesteps - self._starts) // self._cfg.train_frequency * self._updates
 
+    def first_update_step(self) -> int:
+        return max(1, self._starts)  # the first fit waits for no train_frequency
+
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
         due = fit.fits == 0 or crossings(run.step - 1, run.step, self._cfg.train_frequency)
