@@ -28,7 +28,7 @@ def add(command: Callable) -> None:
 
 
 def _video(args: argparse.Namespace) -> None:
-    from rl_training.experiment.logging import short, spread
+    from rl_training.experiment.logging import figure, spread
     from rl_training.runtime.video import Film, record_checkpoint
 
     film = Film(Path(args.output), fps=args.fps)
@@ -38,7 +38,7 @@ def _video(args: argparse.Namespace) -> None:
     )  # fmt: skip
     length = f"{metrics['eval_length_mean']:.0f}"
     if args.episodes == 1:
-        came_to = f"1 episode of {env_id}, return {short(metrics['eval_return_mean'])}, length {length}"
+        came_to = f"1 episode of {env_id}, return {figure(metrics['eval_return_mean'])}, length {length}"
     else:
         result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
         came_to = f"{args.episodes} episodes of {env_id}, return {result}, mean length {length}"

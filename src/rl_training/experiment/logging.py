@@ -262,14 +262,25 @@ def short(value: float) -> str:
 
 def spread(mean: float, deviation: float) -> str:
     """``mean ± deviation``, with as many decimals as their scale needs: 487.3 ± 21.4, 0.955 ± 0.012."""
+    return " ± ".join(_alike(mean, deviation))
+
+
+def figure(value: float) -> str:
+    """A single result, in the digits of ``spread``."""
+    return _alike(value, 0.0)[0]
+
+
+def _alike(mean: float, deviation: float) -> tuple[str, str]:
     scale = max(abs(mean), abs(deviation))
     if not math.isfinite(scale) or 0 < scale < 1e-4:
-        return f"{mean:.3g} ± {deviation:.2g}"
+        return f"{mean:.3g}", f"{deviation:.2g}"
     if scale >= 10_000:
-        return f"{mean:,.0f} ± {deviation:,.0f}"
+        return f"{mean:,.0f}", f"{deviation:,.0f}"
     three, two, six = _decimals(scale, 3), _decimals(abs(deviation), 2), _decimals(scale, 6)
     decimals = min(max(1, three, two), six)
-    return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
+    while decimals > 1 and round(mean, decimals - 1) == mean and round(deviation, decimals - 1) == deviation:
+        decimals -= 1  # 9.0 ± 1.0, where that is exactly so
+    return f"{mean:.{decimals}f}", f"{deviation:.{decimals}f}"
 
 
 def _decimals(value: float, figures: int) -> int:
