@@ -1,5 +1,6 @@
 """The documentation is true: snippets run, tables are current, links lead somewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,17 +10,107 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SNIPPETS = [
-    (page, i, code)
+SNIPPETS = {
+    f"{page.name}-{i}": code
     for page in PAGES
     for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+}
+TORQUE = (
+    "action = agent.predict([1.0, 0.0, 0.0]); assert action.shape == (1,) and abs(action[0]) <= 2 and len(said) == 1"
+)
+RETURN = "assert 1 <= float(said[-1]) <= 500"
+# What the page promises of each snippet, to be checked after it in the same interpreter, with ``said`` (the lines it printed) and
+# ``runs`` (status, step, gradient steps and config of every run it made). Every run must have learned and finished anyway.
+PROMISES = {
+    "README.md-0": "assert float(said[0]) >= 150 and said[1] in ('0', '1') and Path('cartpole.ckpt').exists()",
+    "README.md-1": """
+(run,), (steps, score) = runs, said[-1].split()
+assert run.status.startswith('stopped: eval_return_mean') and run.status.endswith('reached its target 195'), run.status
+assert run.gradient_steps == int(steps) > 500 and float(score) >= 195 and run.step < 10_000
+assert [line.split()[0] for line in said[:-1]] == [str(500 * (i + 1)) for i in range(len(said) - 1)]
+""",
+    "bc.md-0": "assert 5 <= float(said[0]) <= 100",
+    "cql.md-0": TORQUE,
+    "dqn.md-0": RETURN,
+    "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",
+    "fqf.md-0": RETURN,
+    "gail.md-0": "assert 0 <= float(said[-1]) <= 1 and [run.config['algo'] for run in runs] == ['gail', 'ppo']",
+    "iql.md-0": TORQUE,
+    "iqn.md-0": RETURN,
+    "logging.md-0": """
+assert said[0] == f'writing about {runs[0].name} from step 0'
+best = [float(line.split()[1]) for line in said[1:]]
+assert best and best == sorted(best) and all(float(line.split()[0]) % 256 == 0 for line in said[1:])
+""",
+    "mbpo.md-0": TORQUE,
+    "mopo.md-0": TORQUE,
+    "offline.md-0": "assert said[0].startswith('400 ') and len(half) == 100 and Path('random.npz').exists()",
+    "pets.md-0": TORQUE,
+    "ppg.md-0": "assert all(float(count) > 0 for count in said[-1].split())",
+    "ppo.md-0": "mean, action = said[-1].split(); assert 1 <= float(mean) <= 500 and action in '01'",
+    "qr_dqn.md-0": RETURN,
+    "results.md-0": """
+assert low <= value <= high and at_least <= better <= at_most and list(shares) == [1, 0.75, 0.5] and len(said) >= 1
+""",
+    "rlpd.md-0": TORQUE,
+    "sac.md-0": TORQUE,
+    "td3_bc.md-0": TORQUE,
+}
+HARNESS = """
+import contextlib, io, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+given = json.load(sys.stdin)
+here, out = {'__name__': '__main__'}, io.StringIO()
+with contextlib.redirect_stdout(out):
+    exec(compile(given['code'], 'snippet', 'exec'), here)
+runs = []
+for file in sorted(Path().glob('runs/*/metadata.json')):
+    from rl_training.experiment.runs import newest_checkpoint
+    from rl_training.experiment.yaml_config import read_config
+
+    facts, (_, state, _) = json.loads(file.read_text()), newest_checkpoint(file.parent, buffers=False)
+    assert state.trainer_state['gradient_steps'] > 0, f'{file.parent.name} has learned nothing'
+    early = bool(state.config['algo_kwargs'].get('early_stopping'))
+    assert facts['status'] == 'finished' or early, facts['status']
+    runs.append(SimpleNamespace(
+        name=file.parent.name, status=facts['status'], step=facts['step'],
+        gradient_steps=state.trainer_state['gradient_steps'], config=state.config,
+    ))
+said = out.getvalue().splitlines()
+exec(compile(given['promise'], 'promise', 'exec'), here | {'said': said, 'runs': runs, 'Path': Path})
+"""
 
 
-@pytest.mark.parametrize(("page", "number", "code"), SNIPPETS, ids=[f"{p.name}-{i}" for p, i, _ in SNIPPETS])
-def test_python_snippets_run(page, number, code, tmp_path):
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_python_snippets_do_what_their_page_promises(name, tmp_path):
+    assert name in PROMISES, f"say in PROMISES what the page promises of {name}"
+    given = json.dumps({"code": SNIPPETS[name], "promise": PROMISES[name]})
+    done = subprocess.run([sys.executable, "-c", HARNESS], input=given, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_promise_is_left_of_a_snippet_that_is_gone():
+    assert set(PROMISES) <= set(SNIPPETS)
+
+
+@pytest.mark.parametrize(
+    ("code", "promise", "complaint"),
+    [
+        ("print(1)", "assert said == ['2']", "AssertionError"),
+        (
+            "from rl_training import SAC\nSAC('Pendulum-v1', total_timesteps=20, learning_starts=30, eval_episodes=1, "
+            "output_dir='runs', progress='off').learn()",
+            "",
+            "has learned nothing",
+        ),
+    ],
+)
+def test_a_snippet_that_breaks_its_promise_is_noticed(code, promise, complaint, tmp_path):
+    given = json.dumps({"code": code, "promise": promise})
+    done = subprocess.run([sys.executable, "-c", HARNESS], input=given, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and complaint in done.stderr
 
 
 def test_derived_parts_are_current():

@@ -7,6 +7,7 @@ import pytest
 from rl_training.cli import main
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.logging import spread
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import video
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
@@ -71,7 +72,7 @@ def test_the_episodes_are_those_of_an_evaluation(run_dir, tmp_path, capsys):
     path, seen = tmp_path / "agent.gif", evaluate_checkpoint(run_dir, 2)
     assert main(["video", "--checkpoint", str(run_dir), "-o", str(path), "--episodes", "2"]) == 0
     told = capsys.readouterr().out
-    assert f"2 episodes of CartPole-v1, return {seen['eval_return_mean']:.1f} ± {seen['eval_return_std']:.1f}" in told
+    assert f"2 episodes of CartPole-v1, return {spread(seen['eval_return_mean'], seen['eval_return_std'])}" in told
     assert f"({2 * seen['eval_length_mean'] + 2:.0f} frames, 50 a second)" in told  # the environment's own
 
 

@@ -48,16 +48,19 @@ _HOMES = {
     "ManagedAlgorithm": "rl_training.api.algorithms",
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
 }
+_PACKAGES = ("algorithms", "analysis", "api", "cli", "data", "envs", "experiment", "models", "runtime", "sweeps")
 __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:  # rl_training.api.PPO after ``import rl_training`` alone, whatever else has been imported
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_PACKAGES])

@@ -27,6 +27,7 @@ def load_config(path: str | Path) -> TrainConfig:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    formatted, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         args = _parser().parse_args(argv)
         return args.run(args) or 0
@@ -41,6 +42,13 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(error, 2)
     except (RuntimeError, OSError) as error:
         return _complain(error, 1)
+    finally:
+        warnings.formatwarning = formatted
+
+
+def _warning(message: Warning | str, *where: Any) -> str:
+    """A warning as one line, without the place in the code it comes from."""
+    return f"rl-training: warning: {' '.join(str(message).split())}\n"
 
 
 def _complain(error: Exception, code: int) -> int:
@@ -201,7 +209,7 @@ def _report(result: TrainResult, total: int, as_json: bool) -> int:
         )
         return 0
     step = int(metrics["global_step"])
-    print(f"{'trained' if step >= total else 'stopped'} at step {step:,}: return {_score(metrics)}")
+    print(f"{_outcome(step, total, metrics)}: return {_score(metrics)}")
     print(f"checkpoint  {result.checkpoint_path}")
     if step < total:
         print(f"go on with  rl-training resume {result.run_dir}")
@@ -213,8 +221,21 @@ def _report(result: TrainResult, total: int, as_json: bool) -> int:
     return 0
 
 
+def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
+    """Nothing is called trained that has not learned."""
+    if metrics["update_count"] or metrics["gradient_steps"]:
+        return f"{'trained' if step >= total else 'stopped'} at step {step:,}"
+    if step < total:
+        return f"stopped at step {step:,}, before the first update"
+    return f"finished at step {step:,} without an update, the agent is untrained"
+
+
 def _score(metrics: dict[str, Any]) -> str:
-    return f"{metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f} over {metrics['eval_episodes']:.0f} episodes"
+    from rl_training.experiment.logging import spread
+
+    episodes = int(metrics["eval_episodes"])
+    result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
+    return f"{result} over {episodes} episode{'s' if episodes != 1 else ''}"
 
 
 def _eval(args: argparse.Namespace) -> None:

@@ -60,8 +60,9 @@ class Standing(NamedTuple):
     def row(self, rank: int) -> dict[str, Any]:
         """As a line of a table."""
         runs = self.group.runs
-        unfinished = sum(run.status != "finished" for run in runs)
+        unfinished, untrained = sum(not run.finished for run in runs), sum(run.untrained for run in runs)
         notes = [f"{unfinished} of {len(runs)} not finished"] if unfinished else []
+        notes += [f"{untrained} of {len(runs)} made no update"] if untrained else []
         notes += [] if self.statistics else ["no evaluation"]
         return {
             "environment": self.group.env_id,
@@ -182,9 +183,11 @@ def compare(a: Iterable[RunRecord], b: Iterable[RunRecord], names: tuple[str, st
             raise ValueError(f"no run of {name} has an evaluation yet")
         if len(good) < len(side):
             notes.append(f"{len(side) - len(good)} of {len(side)} runs of {name} have no evaluation and are left out")
-        unfinished = sum(run.status != "finished" for run in good)
+        unfinished, untrained = sum(not run.finished for run in good), sum(run.untrained for run in good)
         if unfinished:
             notes.append(f"{unfinished} of {len(good)} runs of {name} are not finished: their last evaluation counts")
+        if untrained:
+            notes.append(f"{untrained} of {len(good)} runs of {name} made no update: they show the untrained agent")
         by_env.append({env: [r for r in good if r.env_id == env] for env in sorted({r.env_id for r in good})})
     common = [env for env in by_env[0] if env in by_env[1]]
     if not common:

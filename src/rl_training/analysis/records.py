@@ -76,8 +76,17 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """finished, running, stopped: why, or failed."""
+        """finished, finished without an update, running, stopped: why, or failed."""
         return str(self.metadata.get("status", "unknown"))
+
+    @property
+    def finished(self) -> bool:
+        return self.status.startswith("finished")
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the run came to its end and learned nothing."""
+        return self.finished and self.status != "finished"
 
     @property
     def failed(self) -> bool:

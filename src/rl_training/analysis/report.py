@@ -281,7 +281,7 @@ def _run_row(run: RunRecord, label: str) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "heard": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.updated)) if run.updated else "",
-        "state": run.status.split(":")[0],
+        "state": "untrained" if run.untrained else run.status.split(":")[0],
         "step": run.step,
         "final": run.metrics.final,
         "evaluations": len(run.metrics.evaluations.steps),

@@ -28,6 +28,7 @@ def add(command: Callable) -> None:
 
 
 def _video(args: argparse.Namespace) -> None:
+    from rl_training.experiment.logging import figure, spread
     from rl_training.runtime.video import Film, record_checkpoint
 
     film = Film(Path(args.output), fps=args.fps)
@@ -35,15 +36,12 @@ def _video(args: argparse.Namespace) -> None:
         args.checkpoint, film, episodes=args.episodes, seed=args.seed, most_steps=args.max_steps,
         deterministic=not args.stochastic, device=args.device,
     )  # fmt: skip
+    length = f"{metrics['eval_length_mean']:.0f}"
     if args.episodes == 1:
-        came_to = (
-            f"1 episode of {env_id}, return {metrics['eval_return_mean']:.1f}, length {metrics['eval_length_mean']:.0f}"
-        )
+        came_to = f"1 episode of {env_id}, return {figure(metrics['eval_return_mean'])}, length {length}"
     else:
-        came_to = (
-            f"{args.episodes} episodes of {env_id}, return {metrics['eval_return_mean']:.1f} ± {metrics['eval_return_std']:.1f}, "
-            f"mean length {metrics['eval_length_mean']:.0f}"
-        )
+        result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
+        came_to = f"{args.episodes} episodes of {env_id}, return {result}, mean length {length}"
     print(f"{film.path}: {came_to} ({film.frames} frames, {film.fps:g} a second)")
 
 

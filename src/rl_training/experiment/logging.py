@@ -252,29 +252,70 @@ def _masked_crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+LINE_EVERY = 5.0  # seconds between lines where there is no terminal
+
+
 def short(value: float) -> str:
     """Four significant figures, as a person would write them."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
+def spread(mean: float, deviation: float) -> str:
+    """``mean ± deviation``, with as many decimals as their scale needs: 487.3 ± 21.4, 0.955 ± 0.012."""
+    return " ± ".join(_alike(mean, deviation))
+
+
+def figure(value: float) -> str:
+    """A single result, in the digits of ``spread``."""
+    return _alike(value, 0.0)[0]
+
+
+def _alike(mean: float, deviation: float) -> tuple[str, str]:
+    scale = max(abs(mean), abs(deviation))
+    if not math.isfinite(scale) or 0 < scale < 1e-4:
+        return f"{mean:.3g}", f"{deviation:.2g}"
+    if scale >= 10_000:
+        return f"{mean:,.0f}", f"{deviation:,.0f}"
+    three, two, six = _decimals(scale, 3), _decimals(abs(deviation), 2), _decimals(scale, 6)
+    decimals = min(max(1, three, two), six)
+    while decimals > 1 and round(mean, decimals - 1) == mean and round(deviation, decimals - 1) == deviation:
+        decimals -= 1  # 9.0 ± 1.0, where that is exactly so
+    return f"{mean:.{decimals}f}", f"{deviation:.{decimals}f}"
+
+
+def _decimals(value: float, figures: int) -> int:
+    """How many decimals show so many significant figures of a number."""
+    return figures - 1 - math.floor(math.log10(value)) if value > 0 else 1
+
+
 def clock(seconds: float) -> str:
+    """A time span as h:mm:ss; what is over takes no time."""
     if not math.isfinite(seconds):
         return "?"
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 class Progress:
-    """A live bar in a terminal, one tidy line per log interval elsewhere, or nothing."""
+    """A live bar in a terminal, a line every few seconds elsewhere, or nothing."""
 
-    def __init__(self, mode: str, *, title: str, total: int, start: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        *,
+        title: str,
+        total: int,
+        start: int,
+        stream: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._out = stream if stream is not None else sys.stderr
-        terminal = hasattr(self._out, "isatty") and self._out.isatty()
-        self._mode = mode if mode != "auto" else "bar" if terminal else "lines"
-        self._total, self._start, self._began = total, start, time.monotonic()
+        self._mode = mode if mode != "auto" else "bar" if can_redraw(self._out) else "lines"
+        self._now, self._began = now, now()
+        self._total, self._start = total, start
         self._title, self._notes = title, {}  # type: str, dict[str, str]
-        self._last_draw = 0.0
+        self._last_draw, self._last_line = -math.inf, -math.inf
         self._bar: Any = None
         if self._mode == "bar":
             from rich.console import Console
@@ -300,34 +341,50 @@ class Progress:
         """Called often; redraws a few times a second."""
         if self._bar is None:
             return
-        now = time.monotonic()
+        now = self._now()
         if now - self._last_draw > 0.2 or step >= self._total:
             self._last_draw = now
             self._bar.update(self._task, completed=min(step, self._total), text=self._text(step))
 
     def log(self, step: int) -> None:
-        if self._mode == "lines":
-            print(f"{self._title}  {self._text(step)}", file=self._out, flush=True)
+        """A line, unless the last one was printed a moment ago; the last step always has one."""
+        if step >= self._total:
+            self._last_line = -math.inf
+        self._line(self._text(step))
 
     def stage(self, name: str, done: int, total: int, step: int) -> None:
-        """Work between steps: shown beside the bar, or as a line at every tenth of it; gone when it is done."""
+        """Work between steps: shown beside the bar, or as lines; gone when it is done."""
+        text = f"{name} {done:,}/{total:,}"
         if done >= total:
             self._notes.pop("stage", None)
         else:
-            self._notes["stage"] = f"{name} {done:,}/{total:,}"
-        if self._mode == "lines" and done and (done == total or done * 10 // total > (done - 1) * 10 // total):
-            print(f"{self._title}  {name} {done:,}/{total:,}", file=self._out, flush=True)
+            self._notes["stage"] = text
+        if done:
+            self._line(text)
         self.tick(step)
 
+    def _line(self, text: str) -> None:
+        now = self._now()
+        if self._mode == "lines" and now - self._last_line >= LINE_EVERY:
+            self._last_line = now
+            print(f"{self._title}  {text}", file=self._out, flush=True)
+
     def _text(self, step: int) -> str:
-        elapsed = max(time.monotonic() - self._began, 1e-9)
+        elapsed = max(self._now() - self._began, 1e-9)
         rate = (step - self._start) / elapsed
-        left = (self._total - step) / rate if rate > 0 else math.inf
-        notes = [note for note in self._notes.values() if note]
-        parts = [f"{step:,}/{self._total:,}", f"{short(rate)} steps/s", f"{clock(left)} left", *notes]
-        return " · ".join(parts)
+        parts = [f"{step:,}/{self._total:,}"]
+        if rate > 0:
+            left = (self._total - step) / rate
+            parts += [f"{short(rate)} steps/s", f"{clock(left)} left" if left > 0 else f"took {clock(elapsed)}"]
+        return " · ".join([*parts, *(note for note in self._notes.values() if note)])
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def can_redraw(stream: Any) -> bool:
+    """Whether this is a terminal that can move its cursor."""
+    terminal = hasattr(stream, "isatty") and stream.isatty()
+    return terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -25,6 +25,8 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import write_durably
 
+UNTRAINED = "finished without an update"  # the status of a run that came to its end and learned nothing
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -107,6 +109,13 @@ def run_dir_of(checkpoint: Path) -> Path | None:
     if folder.name != "checkpoints" or not (folder.parent / "config.yaml").exists():
         return None
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else folder.parent
+
+
+def write_config(context: RunContext, config: TrainConfig) -> None:
+    """Let config.yaml say what the run is doing."""
+    text = dump_yaml(config.plain())
+    if not context.config_path.exists() or context.config_path.read_text() != text:
+        write_durably(context.config_path, [text.encode()])
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:

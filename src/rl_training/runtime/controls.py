@@ -13,7 +13,8 @@ from rl_training.runtime.trainer import TrainerState
 
 
 class EarlyStoppingConfig(Options):
-    """Stop when an evaluation metric has reached its target, or has stopped improving."""
+    """Stop when an evaluation metric has reached its target, or has stopped improving. Evaluations before the first update
+    do not count: nothing can have improved yet."""
 
     TITLE = "early_stopping"
     metric: str = opt("eval_return_mean", "the evaluation metric to watch")
@@ -34,6 +35,8 @@ class EarlyStoppingCallback(Callback):
         config = self.config
         if config.metric not in metrics:
             raise ValueError(f"early_stopping.metric: {config.metric!r} is not among {sorted(metrics)}")
+        if getattr(trainer, "warming_up", False):  # whatever has request_stop may be given
+            return
         sign = 1.0 if config.mode == "max" else -1.0
         value = float(metrics[config.metric])
         if self.best is None or sign * (value - self.best) > config.min_delta:

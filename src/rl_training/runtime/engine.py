@@ -1,4 +1,9 @@
-"""How updates run: compiled or not, on how many threads. Decided once per run, stored with it, used again on resume."""
+"""How updates run: compiled or not, on how many threads. Decided once per run, stored with it, used again on resume.
+
+A number of threads that the config gives is obeyed. ``auto`` goes by the width of the networks and the processors that are free to
+use, and takes no more than OMP_NUM_THREADS, which is how clusters and people with several runs divide a machine; since sums of
+several threads round differently, the run says so where that made a difference.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +45,26 @@ class Engine:
 
     @classmethod
     def choose(cls, config: TrainConfig, learner: Learner, expected_updates: int) -> Engine:
-        threads = config.threads if config.threads != "auto" else _threads(learner)
+        threads, on = _threads(config, learner)
         if config.compile is False:
-            return cls(False, threads, "updates run eagerly, as asked")
+            return cls(False, threads, f"updates run eagerly, as asked, {on}")
         obstacle = cannot_compile()
         if obstacle:
-            return cls(False, threads, f"updates run eagerly: {obstacle}")
+            return cls(False, threads, f"updates run eagerly, {on}: {obstacle}")
         if config.compile is True:
-            return cls(True, threads, "updates are compiled, as asked; the first one takes a while")
+            return cls(True, threads, f"updates are compiled, as asked, {on}; the first one takes a while")
         if expected_updates < learner.WORTH_COMPILING:
             few = (
                 f"{expected_updates:,} updates are too few to be worth compiling (from {learner.WORTH_COMPILING:,} on)"
             )
-            return cls(False, threads, f"updates run eagerly: {few}")
-        return cls(True, threads, f"updates are compiled ({expected_updates:,} expected); the first one takes a while")
+            return cls(False, threads, f"updates run eagerly, {on}: {few}")
+        expected = f"{expected_updates:,} expected"
+        return cls(True, threads, f"updates are compiled ({expected}), {on}; the first one takes a while")
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Engine:
-        return cls(**state, why="updates run as in the first part of the run")
+        why = f"updates run as in the first part of the run, {_on(state['threads'])}"
+        return cls(**state, why=why)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "why"}
@@ -95,10 +102,34 @@ def _modules(learner: Learner) -> list[nn.Module]:
     return found
 
 
-def _threads(learner: Learner) -> int:
+def _on(threads: int) -> str:
+    return f"on {threads} thread{'s' if threads != 1 else ''}"
+
+
+def _threads(config: TrainConfig, learner: Learner) -> tuple[int, str]:
+    """How many, and the words that say so."""
+    if config.threads != "auto":
+        return config.threads, _on(config.threads)
+    useful, cap = _useful_threads(learner), _environment_cap()
+    if cap is not None and cap < useful:
+        return cap, f"{_on(cap)} (OMP_NUM_THREADS; else {useful})"
+    return useful, _on(useful)
+
+
+def _useful_threads(learner: Learner) -> int:
     modules = _modules(learner)
     weights = [layer.weight for module in modules for layer in module.modules() if hasattr(layer, "weight")]
     widest = max((w.shape[-1] * w.shape[-2] for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2), default=0)
     convolutional = any(isinstance(w, torch.Tensor) and w.ndim == 4 for w in weights)
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, MOST_THREADS) if widest >= WIDE or convolutional else 1
+    return min(processors(), MOST_THREADS) if widest >= WIDE or convolutional else 1
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _environment_cap() -> int | None:
+    """OMP_NUM_THREADS, if it is a number (or a list, of which the first is for the outer level)."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) > 0 else None

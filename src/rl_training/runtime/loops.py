@@ -41,6 +41,10 @@ class Loop(Stateful):
         """Roughly how many updates the whole run makes; decides whether compiling pays."""
         raise NotImplementedError
 
+    def first_update_step(self) -> int:
+        """The environment step at which the first update is made, however long the run is; 0: at the beginning."""
+        return 0
+
     def metrics(self) -> dict[str, float]:
         """What the loop itself has to report, read at log time."""
         return {}
@@ -153,6 +157,11 @@ class OffPolicyLoop(OnlineLoop):
     def expected_updates(self, total_timesteps: int) -> int:
         steps = max(0, total_timesteps - self._starts)
         return steps // self._cfg.train_frequency * self._cfg.gradient_updates_per_step
+
+    def first_update_step(self) -> int:
+        n, every = self._run.config.num_envs, self._cfg.train_frequency
+        start = max(1, -(-self._starts // n)) * n  # steps come n at a time
+        return start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
 
     def __iter__(self) -> Iterator[None]:
         run, cfg, n = self._run, self._cfg, self._run.config.num_envs

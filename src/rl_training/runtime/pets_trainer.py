@@ -86,6 +86,9 @@ class PETSLoop(OffPolicyLoop):
         fits = range(self._starts, total_timesteps + 1, self._cfg.train_frequency)
         return sum(self.updates_of_a_fit(min(step, self._cfg.buffer_capacity)) for step in fits)
 
+    def first_update_step(self) -> int:
+        return max(1, self._starts)  # the first fit waits for no train_frequency
+
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
         due = fit.fits == 0 or crossings(run.step - 1, run.step, self._cfg.train_frequency)

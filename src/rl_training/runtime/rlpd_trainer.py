@@ -73,6 +73,9 @@ class RLPDLoop(OffPolicyLoop):
     def make_collector(self) -> Collector:
         return self._run.collector(rewards=self._rewards)
 
+    def first_update_step(self) -> int:
+        return 0 if self._cfg.offline_pretrain_updates else super().first_update_step()
+
     def __iter__(self) -> Iterator[None]:
         run, total = self._run, self._cfg.offline_pretrain_updates
         while run.counters.get("pretrain_updates", 0) < total:

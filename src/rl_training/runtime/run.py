@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -239,7 +240,25 @@ class Run(Stateful):
             agent.use_compiled()
         with held(context.run_dir), self.engine.running(), self._signals():
             runs.drop_later_checkpoints(context, self.step)
+            runs.write_config(context, self.config)  # a resumed run may have been given another total
+            self._warn_of_no_update(loop.first_update_step())
             return self._driven(loop, context, resumed=checkpoint is not None)
+
+    @property
+    def _untrained(self) -> bool:
+        return self.update_count == 0 and self.gradient_steps == 0
+
+    def _warn_of_no_update(self, first: int) -> None:
+        """Say at once if the run ends before it has begun to learn."""
+        n = self.config.num_envs
+        last = -(-self.config.total_timesteps // n) * n
+        if self._untrained and first >= last:
+            outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
+            warnings.warn(
+                f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
+                "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
+                stacklevel=2,
+            )
 
     def _driven(self, loop: Any, context: RunContext, *, resumed: bool) -> TrainResult:
         config, agent, total = self.config, loop.agent, self.config.total_timesteps
@@ -277,7 +296,10 @@ class Run(Stateful):
             result = TrainResult(context.run_dir, path, metrics)
             for hook in self._hooks["on_train_end"]:
                 hook(self._shown(), result)
-            status = "finished" if self.step >= total else f"stopped: {self._state.stop_reason}"
+            if self.step >= total:
+                status = runs.UNTRAINED if self._untrained else "finished"
+            else:
+                status = f"stopped: {self._state.stop_reason}"
             return result
         except EnvironmentFailure as error:
             (context.run_dir / "error.txt").write_text(traceback.format_exc())
@@ -412,6 +434,7 @@ class Run(Stateful):
 
     def _shown(self) -> TrainerState:
         self._state.global_step, self._state.update_count = self.step, self.update_count
+        self._state.warming_up = self._untrained
         return self._state
 
     @contextlib.contextmanager

@@ -25,6 +25,7 @@ class TrainerState:
     update_count: int = 0
     should_stop: bool = False
     stop_reason: str | None = None
+    warming_up: bool = False  # no update has been made yet: evaluations are of the initial agent
 
     def request_stop(self, reason: str) -> None:
         self.should_stop = True

@@ -147,7 +147,7 @@ class Standing:
     step: int = 0
     rate: float = 0.0  # steps a second
     last_return: float | None = None
-    error: str = ""
+    error: str = ""  # what a run failed of, or what else there is to say of it
 
 
 def standing(job: Job) -> Standing:
@@ -168,6 +168,8 @@ def _status(job: Job) -> tuple[str, str]:
     if note.get("error"):
         return "failed", note["error"]
     status = _json(job.run_dir / "metadata.json").get("status", "")
+    if status.startswith("finished without"):
+        return "finished", status.removeprefix("finished ")
     if status == "finished" or (status.startswith("stopped:") and "received" not in status):
         return "finished", ""
     return ("interrupted" if status else "waiting"), ""

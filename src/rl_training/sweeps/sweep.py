@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from rl_training.experiment.logging import clock, short
+from rl_training.experiment.logging import can_redraw, clock, short
 from rl_training.sweeps.backends import Backend
 from rl_training.sweeps.plan import Job, Standing, standing
 
@@ -119,7 +119,8 @@ def _news(job: Job, now: Standing, remark: str) -> str:
     if now.state == "failed":
         return f"failed    {job.short}: {now.error}"
     result = f": return {short(now.last_return)}" if now.last_return is not None else ""
-    return f"{remark or now.state:9} {job.short}{result}"
+    note = f" {now.error}" if now.error else ""
+    return f"{remark or now.state:9} {job.short}{note}{result}"
 
 
 @contextlib.contextmanager
@@ -150,7 +151,7 @@ class Table:
         self._jobs, self._out = list(jobs), stream
         self._live: Any = None
         self._last = time.monotonic()
-        if hasattr(stream, "isatty") and stream.isatty():
+        if can_redraw(stream):
             from rich.console import Console
             from rich.live import Live
 
