@@ -34,7 +34,7 @@ def test_small_pictures_are_learned_and_their_size_is_said(tiny, capsys, num_env
     assert "pictures of 36 x 36 are resized to 32 x 32" in capsys.readouterr().err
 
 
-def test_boxes_have_a_squashed_normal_actor(tiny):
+def test_boxes_have_a_bounded_normal_actor(tiny):
     metrics = spec.train(tiny("dreamer", env_id="Pendulum-v1", imagination_batch_size=5)).metrics
     assert np.isfinite(metrics["dreamer_actor_loss"])
 

@@ -47,4 +47,5 @@ class BC(Learner):
         logprobs, entropy = self.policy.head.evaluate(self.policy(obs), batch["actions"])
         loss = bc_loss({"logprobs": logprobs})["loss"]
         descend((self.optimizer, loss))
-        return {"loss": loss.detach(), "logprob_mean": logprobs.detach().mean(), "entropy": entropy.detach().mean()}
+        known = {} if entropy is None else {"entropy": entropy.detach().mean()}
+        return {"loss": loss.detach(), "logprob_mean": logprobs.detach().mean(), **known}

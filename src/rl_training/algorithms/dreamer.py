@@ -16,7 +16,7 @@ from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
 from rl_training.models import kernels
 from rl_training.models.dreamer import Actor, AtOnce, Critic, GreedyDreamer, WorldModel
-from rl_training.models.heads import Categorical, SquashedGaussian
+from rl_training.models.heads import BoundedNormal, Categorical
 from rl_training.models.rssm import Size, State, divergence
 
 FREE = 1.0  # nats of either divergence that cost nothing
@@ -105,7 +105,7 @@ class Dreamer(Learner):
         self._choices = num_actions
         self._actions = num_actions if num_actions is not None else action_dim
         assert self._actions is not None, "give num_actions or action_dim"
-        self.head = Categorical(num_actions) if num_actions is not None else SquashedGaussian(self._actions)
+        self.head = Categorical(num_actions) if num_actions is not None else BoundedNormal(self._actions)
         self.world_model = WorldModel(obs_shape=obs_shape, action_dim=self._actions, size=size).to(device)
         width = self.world_model.width
         self.actor = Actor(width, size, self.head.size, num_actions is not None).to(device)
@@ -163,6 +163,10 @@ class Dreamer(Learner):
         stoch = rssm.draw(logp, noise)
         outputs = self.actor(torch.cat([deter, stoch], -1)).cpu().numpy()
         actions, _ = self.head.sample(outputs, stream(rng), deterministic)
+        if (
+            self._choices is None
+        ):  # a sample of the normal distribution may lie outside; what counts is the nearest bound
+            actions = actions.clip(-1, 1)
         taken = self.as_inputs(torch.from_numpy(np.ascontiguousarray(actions)).to(self._device))
         return Acting(actions, carry=torch.cat([deter, stoch, taken], -1).cpu().numpy())
 
@@ -177,9 +181,9 @@ class Dreamer(Learner):
         return GreedyDreamer(world_model, self.actor, self.head, self._sizes)
 
     def as_inputs(self, actions: torch.Tensor) -> torch.Tensor:
-        """Actions as the world model takes them: one-hot, or as they are."""
+        """Actions as the world model takes them: one-hot, or within the bounds of a box."""
         if self._choices is None:
-            return actions.float()
+            return actions.float().clamp(-1, 1)
         return F.one_hot(actions.long(), self._choices).float()
 
     # ---- learning
@@ -277,13 +281,12 @@ class Dreamer(Learner):
         }  # fmt: skip
 
     def _sampled(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions to remember, and as the model takes them."""
-        if self._choices is not None:
+        """Actions as they were drawn, for their log-probability, and as the model takes them."""
+        if isinstance(self.head, Categorical):
             action = torch.multinomial(outputs.exp(), 1).squeeze(-1)
-            return action, F.one_hot(action, self._choices).float()
-        mean, log_std = outputs.split(outputs.shape[-1] // 2, -1)
-        action = (mean + log_std.clamp(-20, 2).exp() * torch.randn_like(mean)).tanh()
-        return action, action
+        else:
+            action = self.head.draw(outputs)
+        return action, self.as_inputs(action)
 
     def _behaviour_losses(self, imagined: Tensors) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
         features, returns, weights = imagined["features"][:-1], imagined["returns"], imagined["weights"]

@@ -34,7 +34,7 @@ def ppg_auxiliary_loss(
     """
     head = Categorical(batch["policy_logits"].shape[-1]) if head is None else head
     aux_value_loss = 0.5 * (batch["auxiliary_values"] - batch["returns"]).square().mean()
-    clone_loss = head.divergence(batch["teacher_logits"], batch["policy_logits"]).mean()  # type: ignore[union-attr]
+    clone_loss = head.divergence(batch["teacher_logits"], batch["policy_logits"]).mean()
     value_loss = 0.5 * (batch["values"] - batch["returns"]).square().mean()
     total = aux_value_coef * aux_value_loss + behavior_clone_coef * clone_loss + value_clone_coef * value_loss
     return {

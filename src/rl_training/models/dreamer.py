@@ -77,9 +77,9 @@ def padded(side: int) -> int:
 UNIT = 1 / 255  # of a pixel
 
 
-def centred(pixels: torch.Tensor) -> torch.Tensor:
+def centred(pixels: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A copy of pixels as floats in [-1/2, 1/2], channels last."""
-    return pixels.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).mul_(UNIT).sub_(0.5)
+    return pixels.contiguous(memory_format=torch.channels_last).to(dtype, copy=True).mul_(UNIT).sub_(0.5)
 
 
 class PixelEncoder(Fusible, nn.Module):
@@ -109,7 +109,7 @@ class PixelEncoder(Fusible, nn.Module):
         return torch.cat(parts).view(*target.shape[:-3], self.width)
 
     def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.stages(centred(pixels)).permute(0, 2, 3, 1).flatten(1)
+        return self.stages(centred(pixels, next(self.parameters()).dtype)).permute(0, 2, 3, 1).flatten(1)
 
     def _encode_fused(self, pixels: torch.Tensor) -> torch.Tensor:
         return Encode.apply(pixels, self.sizes, EPS, *self.stages.parameters())

@@ -1,7 +1,8 @@
 """Action distributions: sampled on the host in numpy while acting, differentiated in torch while learning.
 
 One class per action space. ``sample`` maps network outputs (N, size) to actions and their log-probabilities with noise from
-a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,);
+a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,), the
+entropy None where there is no closed form of it;
 ``divergence`` maps two sets of outputs to KL(first || second), (B,); ``best`` maps outputs to what the action without chance is
 read off: the scores of choices, or a box's action itself.
 """
@@ -17,6 +18,11 @@ from torch.nn import functional as F
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
 LOWEST, HIGHEST = -20.0, 2.0  # log-deviations of a squashed Gaussian
+MIN_STD, MAX_STD, STD_SHIFT = (
+    0.1,
+    1.0,
+    2.0,
+)  # of a bounded normal; an output of zero gives sigmoid(2) of the range, 0.89
 INSIDE = 1 - 1e-6  # as far out as an action is taken to have been squashed
 
 
@@ -165,13 +171,47 @@ class SquashedGaussian(BoxHead):
         correction = 2 * (np.float32(LOG_2) - u - np.logaddexp(np.float32(0), -2 * u))
         return np.tanh(u), -(0.5 * noise * noise + log_std + np.float32(HALF_LOG_2PI) + correction).sum(-1)
 
-    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions at the very bounds have no density: they count as just inside. The entropy is the Gaussian's."""
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Actions at the very bounds have no density: they count as just inside. The entropy of a squashed Gaussian has no closed
+        form, and that of the Gaussian before the squash says nothing of it: it rises with the deviation, where this one falls."""
         mean, log_std = outputs.split(self.dim, -1)
         log_std = log_std.clamp(LOWEST, HIGHEST)
         u = actions.clamp(-INSIDE, INSIDE).atanh()
         _, logp = squash(mean, log_std, (u - mean) * (-log_std).exp())
-        return logp, (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
+        return logp, None
+
+
+class BoundedNormal(BoxHead):
+    """The normal distribution of DreamerV3's actor (Hafner et al., 2023); outputs are (mean, deviation) side by side, both raw.
+
+    The mean is a tanh, in (-1, 1), and the deviation is between ``MIN_STD`` and ``MAX_STD``. Samples are not squashed: they can lie
+    outside of [-1, 1], where the environment and the world model take the nearest bound. Their log-probability is that of the sample
+    as it was drawn, so it and the entropy are the normal distribution's own, in closed form.
+    """
+
+    def sample(
+        self, outputs: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        mean = np.tanh(outputs[:, : self.dim])
+        share = 0.5 + 0.5 * np.tanh(0.5 * (outputs[:, self.dim :] + STD_SHIFT))  # a sigmoid that cannot overflow
+        std = MIN_STD + (MAX_STD - MIN_STD) * share
+        noise = np.zeros_like(mean) if deterministic else rng.standard_normal(mean.shape, dtype=np.float32)
+        return mean + std * noise, -(0.5 * noise * noise + np.log(std) + np.float32(HALF_LOG_2PI)).sum(-1)
+
+    def distribution(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation, each (..., A)."""
+        mean, std = outputs.split(self.dim, -1)
+        return mean.tanh(), MIN_STD + (MAX_STD - MIN_STD) * (std + STD_SHIFT).sigmoid()
+
+    def draw(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Samples (..., A) with torch's own random numbers, without a gradient."""
+        mean, std = self.distribution(outputs.detach())
+        return mean + std * torch.randn_like(mean)
+
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, std = self.distribution(outputs)
+        log_std, z = std.log(), (actions - mean) / std
+        return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
 
 
 class Point(BoxHead):
@@ -184,11 +224,12 @@ class Point(BoxHead):
     ) -> tuple[np.ndarray, np.ndarray]:
         return np.tanh(outputs), np.zeros(len(outputs), np.float32)
 
-    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return -(outputs.tanh() - actions).square().mean(-1), torch.zeros_like(outputs[:, 0])
+    def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -(outputs.tanh() - actions).square().mean(-1), None
 
 
-Head = Categorical | MultiCategorical | Bernoulli | DiagonalGaussian | SquashedGaussian | Point
+Head = Categorical | MultiCategorical | Bernoulli | DiagonalGaussian  # with an entropy and a divergence
+ClonedHead = Head | SquashedGaussian | Point  # of policies that only imitate
 
 
 def squash(mean: torch.Tensor, log_std: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rl_training.models.cnn import features, observation_shape
-from rl_training.models.heads import Head
+from rl_training.models.heads import ClonedHead
 from rl_training.models.mlp import Linear
 
 
@@ -16,7 +16,7 @@ class MLPPolicy(nn.Module):
     def __init__(
         self,
         *,
-        head: Head,
+        head: ClonedHead,
         hidden_sizes: tuple[int, ...] = (256, 256),
         obs_dim: int | None = None,
         obs_shape: tuple[int, ...] | None = None,

@@ -151,7 +151,7 @@ class RSSM(Fusible, nn.Module):
     ) -> tuple[State, torch.Tensor]:
         """States (T, B, ...) and posteriors (T, B, latents, classes) of sequences: tokens (T, B, E), the actions (T, B, A) taken
         *before* each observation, and where episodes start, which forgets state and action."""
-        keep = (1 - starts)[..., None]
+        keep = (1 - starts.to(tokens.dtype))[..., None]
         embedded, told = self.embed(actions * keep), self.of_tokens(tokens)
         if self.learns_fused:
             return self._observe_fused(embedded, told, keep, state, noise)

@@ -1,10 +1,18 @@
 """Kernels of our own for Dreamer on a CPU, in C++ that torch's compiler builds for a network's sizes on first use, and caches. Where torch
-spends its time on memory, on strides and between calls, they spend it on sums."""
+spends its time on memory, on strides and between calls, they spend it on sums.
+
+They are built for the processor at hand; the environment variable ``RL_TRAINING_KERNEL_ISA`` sets the widest vectors that they may use on
+an x86: ``native`` (the default), ``avx2`` or ``plain`` (no AVX at all). All three compute the same up to rounding. Every tensor that a
+kernel gets is checked first (``border``); under ``torch.autocast`` they compute in float32.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -12,30 +20,59 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from rl_training.models.kernels import border
+from rl_training.models.kernels.border import Sizes
+
 FLAGS = ("-ffp-contract=fast", "-fno-math-errno")  # a product and a sum are one instruction, and so is a root
 TOGETHER = 8  # sequences that go through the recurrence together
-Sizes = tuple[int, ...]
+ISA = "RL_TRAINING_KERNEL_ISA"
+BUILDS: dict[str, tuple[int | None, tuple[str, ...]]] = {  # bits of a vector for torch's flags, flags after those
+    "native": (None, ()),
+    "avx2": (256, ("-mno-avx512f",)),
+    "plain": (1, ("-mno-avx",)),
+}
+in_float32: Any = torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+outside_autocast: Any = torch.amp.custom_bwd(device_type="cpu")
 
 
 class Library(NamedTuple):
-    """Compiled functions, and how many numbers they deal in, as each kernel has it."""
+    """Compiled functions, how many numbers they deal in, as each kernel has it, and how many of them are in a vector."""
 
     functions: Any
     counts: tuple[int, ...]
+    lanes: int
+
+    def call(self, name: str, axes: Mapping[str, int], **arguments: Any) -> None:
+        border.call(self.functions, name, axes, **arguments)
+
+
+def chosen_isa() -> str:
+    """The build that the environment asks for."""
+    isa = os.environ.get(ISA) or "native"
+    if isa not in BUILDS:
+        raise ValueError(f"{ISA} must be one of {', '.join(BUILDS)}; got {isa!r}")
+    return isa
+
+
+def library(kernel: str, sizes: Sizes) -> Library:
+    """Built for these sizes; the first call takes some seconds on a machine that has not done it yet."""
+    return _library(kernel, sizes, chosen_isa())
 
 
 @cache
-def library(kernel: str, sizes: Sizes) -> Library:
-    """Built for these sizes; the first call takes some seconds on a machine that has not done it yet."""
+def _library(kernel: str, sizes: Sizes, isa: str) -> Library:
+    from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
 
     files = resources.files(__name__)
     parts = [files.joinpath(f"{name}.cpp").read_text() for name in ("vectors", kernel)]
     text = "\n".join([f"#define SIZES {', '.join(map(str, sizes))}", *parts])
-    functions = CppCodeCache.load(text, device_type="cpu", extra_flags=FLAGS)
-    counts = (ctypes.c_long * 3)()
+    bits, narrower = BUILDS[isa] if platform.machine() in ("x86_64", "AMD64") else BUILDS["native"]
+    with config.patch({"cpp.simdlen": bits}):
+        functions = CppCodeCache.load(text, device_type="cpu", extra_flags=(*FLAGS, *narrower))
+    counts = (ctypes.c_long * 4)()
     functions.sizes(counts)
-    return Library(functions, tuple(counts))
+    return Library(functions, tuple(counts[:3]), counts[3])
 
 
 def pictures(sizes: Sizes) -> Library:
@@ -64,6 +101,7 @@ class Fusible:
 
 def cannot_build(parts: Sequence[Fusible]) -> str | None:
     """Why there are no kernels for them, or None; builds them."""
+    chosen_isa()  # a typo there is an error, not a reason to go on without
     try:
         for part in parts:
             part.kernel(part.sizes)
@@ -73,30 +111,18 @@ def cannot_build(parts: Sequence[Fusible]) -> str | None:
     return None
 
 
-def _at(*tensors: torch.Tensor) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-
-
-def _readable(pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    """As a kernel reads them: bytes or floats, one after the other, and as many as it was built for."""
+def _as_pixels(pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """Pixels as a kernel reads them: bytes or floats, one after the other, and as many as it was built for."""
     height, width, channels, *_ = sizes
     if pixels.shape[1:] != (channels, height, width):
         raise ValueError(f"built for pictures of {(channels, height, width)}, got {tuple(pixels.shape[1:])}")
     return (pixels if pixels.dtype == torch.uint8 else pixels.float()).contiguous()
 
 
-def _of_pixels(pixels: torch.Tensor) -> tuple[ctypes.c_void_p, int]:
-    return _at(pixels)[0], int(pixels.dtype == torch.uint8)
-
-
-def _flat(parameters: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in parameters])
-
-
-def _apart(gradients: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
+def _apart(gradients: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Gradients (threads, numbers), each thread's own, to one for every shape."""
-    parts = gradients.sum(0).split([shape.numel() for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes)]
+    parts = gradients.sum(0).split([math.prod(shape) for shape in shapes])
+    return [part.view(*shape) for part, shape in zip(parts, shapes)]
 
 
 class Encode(torch.autograd.Function):
@@ -104,23 +130,33 @@ class Encode(torch.autograd.Function):
     each stage's weight, gain and bias, from fine to coarse."""
 
     @staticmethod
+    @in_float32
     def forward(ctx: Any, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor) -> torch.Tensor:
-        made, pixels, numbers = pictures(sizes), _readable(pixels, sizes), _flat(parameters)
-        z, scales, tokens = (numbers.new_empty(len(pixels), width) for width in made.counts)
-        inputs = *_of_pixels(pixels), *_at(numbers), ctypes.c_float(eps)
-        made.functions.encode(*inputs, *_at(z, scales, tokens), ctypes.c_long(len(pixels)), torch.get_num_threads())
+        made, pixels = pictures(sizes), _as_pixels(pixels, sizes)
+        numbers = border.flat("encode", parameters, border.encoder_parameters(sizes))
+        n, threads = len(pixels), torch.get_num_threads()
+        z, scales, tokens = (numbers.new_empty(n, width) for width in made.counts)
+        made.call(
+            "encode", _of_pictures(sizes, made, numbers, n, threads), pixels=pixels, bytes=pixels.dtype == torch.uint8,
+            numbers=numbers, eps=eps, z=z, scales=scales, tokens=tokens, n=n, threads=threads,
+        )  # fmt: skip
         ctx.save_for_backward(pixels, numbers, z, scales)
-        ctx.sizes, ctx.shapes = sizes, [parameter.shape for parameter in parameters]
+        ctx.sizes = sizes
         return tokens
 
     @staticmethod
+    @outside_autocast
     @once_differentiable
-    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (pixels, numbers, z, scales), made, threads = ctx.saved_tensors, pictures(ctx.sizes), torch.get_num_threads()
-        slopes, gradients = slopes.contiguous(), numbers.new_empty(threads, len(numbers))
-        inputs = *_of_pixels(pixels), *_at(numbers, z, scales, slopes)
-        made.functions.encode_back(*inputs, *_at(gradients), ctypes.c_long(len(pixels)), threads)
-        return None, None, None, *_apart(gradients, ctx.shapes)
+    def backward(ctx: Any, of_tokens: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (pixels, numbers, z, scales), made = ctx.saved_tensors, pictures(ctx.sizes)
+        n, threads = len(pixels), torch.get_num_threads()
+        of_numbers = numbers.new_empty(threads, len(numbers))
+        made.call(
+            "encode_back", _of_pictures(ctx.sizes, made, numbers, n, threads), pixels=pixels,
+            bytes=pixels.dtype == torch.uint8, numbers=numbers, z=z, scales=scales, of_tokens=of_tokens.contiguous(),
+            of_numbers=of_numbers, n=n, threads=threads,
+        )  # fmt: skip
+        return None, None, None, *_apart(of_numbers, border.encoder_parameters(ctx.sizes))
 
 
 class PaintingError(torch.autograd.Function):
@@ -129,20 +165,29 @@ class PaintingError(torch.autograd.Function):
     and each stage's weight, gain and bias before it, from fine to coarse."""
 
     @staticmethod
+    @in_float32
     def forward(
         ctx: Any, inputs: torch.Tensor, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor
     ) -> torch.Tensor:
-        made, n, threads, numbers = pictures(sizes), len(pixels), torch.get_num_threads(), _flat(parameters)
-        inputs, pixels = inputs.contiguous(), _readable(pixels, sizes)
-        assert inputs.shape == (n, made.counts[2])
-        errors, slopes = inputs.new_empty(n), torch.empty_like(inputs)
-        gradients = inputs.new_empty(threads, len(numbers))
-        given = *_at(inputs), *_of_pixels(pixels), *_at(numbers), ctypes.c_float(eps), ctypes.c_float(1 / n)
-        made.functions.paint(*given, *_at(errors, slopes, gradients), ctypes.c_long(n), threads)
-        ctx.save_for_backward(slopes, *_apart(gradients, [parameter.shape for parameter in parameters]))
+        made, inputs, pixels, shapes = (
+            pictures(sizes),
+            inputs.contiguous(),
+            _as_pixels(pixels, sizes),
+            border.painter_parameters(sizes),
+        )
+        numbers, n, threads = border.flat("paint", parameters, shapes), len(pixels), torch.get_num_threads()
+        errors, of_inputs = numbers.new_empty(n), numbers.new_empty(inputs.shape)
+        of_numbers = numbers.new_empty(threads, len(numbers))
+        made.call(
+            "paint", _of_pictures(sizes, made, numbers, n, threads), inputs=inputs, pixels=pixels,
+            bytes=pixels.dtype == torch.uint8, numbers=numbers, eps=eps, weight=1 / n, errors=errors,
+            of_inputs=of_inputs, of_numbers=of_numbers, n=n, threads=threads,
+        )  # fmt: skip
+        ctx.save_for_backward(of_inputs, *_apart(of_numbers, shapes))
         return errors.mean()
 
     @staticmethod
+    @outside_autocast
     @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, *parameters = (slope * saved for saved in ctx.saved_tensors)
@@ -156,34 +201,43 @@ class Observe(torch.autograd.Function):
     and biases of the two layers in blocks; gains and biases of the norms of state, latents, inner and hidden layer."""
 
     @staticmethod
+    @in_float32
     def forward(
         ctx: Any, sizes: Sizes, eps: float, uniform: float, keep: torch.Tensor, luck: torch.Tensor, deter: torch.Tensor,
         stoch: torch.Tensor, embedded: torch.Tensor, told: torch.Tensor, *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        made, numbers, (length, n) = recurrence(sizes), _flat(parameters), keep.shape[:2]
-        kept = numbers.new_empty(length, n, made.counts[0])
-        deters, stochs = (numbers.new_empty(length, n, x.shape[-1]) for x in (deter, stoch))
-        inputs = [x.contiguous() for x in (keep, deter, stoch, embedded, told, luck)]
-        given = *_at(numbers), ctypes.c_float(eps), ctypes.c_float(uniform), *_at(*inputs, kept, deters, stochs)
-        made.functions.observe(*given, ctypes.c_long(length), ctypes.c_long(n), torch.get_num_threads())
+        made, (steps, n), threads = recurrence(sizes), keep.shape[:2], torch.get_num_threads()
+        numbers = border.flat("observe", parameters, border.recurrence_parameters(sizes))
+        keep, luck, deter, stoch, embedded, told = (x.contiguous() for x in (keep, luck, deter, stoch, embedded, told))
+        axes = _of_sequences(sizes, made, numbers, steps, n, threads)
+        kept, deters, stochs = (numbers.new_empty(steps, n, axes[name]) for name in ("kept", "deter", "stoch"))
+        made.call(
+            "observe", axes, numbers=numbers, eps=eps, uniform=uniform, keep=keep, deter=deter, stoch=stoch,
+            embedded=embedded, told=told, luck=luck, kept=kept, deters=deters, stochs=stochs,
+            steps=steps, n=n, threads=threads,
+        )  # fmt: skip
         ctx.save_for_backward(numbers, keep, deter, stoch, deters, stochs, kept)
-        ctx.sizes, ctx.uniform, ctx.shapes = sizes, uniform, [parameter.shape for parameter in parameters]
+        ctx.sizes, ctx.uniform = sizes, uniform
         return deters, stochs, _columns(kept, _kept(sizes))[3]
 
     @staticmethod
+    @outside_autocast
     @once_differentiable
     def backward(
         ctx: Any, of_deters: torch.Tensor, of_stochs: torch.Tensor, of_chances: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         numbers, keep, deter, stoch, deters, stochs, kept = ctx.saved_tensors
-        made, threads, (length, n) = recurrence(ctx.sizes), torch.get_num_threads(), keep.shape[:2]
-        blocks = ctx.sizes[0]
+        made, threads, (steps, n) = recurrence(ctx.sizes), torch.get_num_threads(), keep.shape[:2]
+        blocks, shapes = ctx.sizes[0], border.recurrence_parameters(ctx.sizes)
         of_chances = of_chances + (1 - ctx.uniform) * of_stochs  # a latent's gradient is that of its chance
-        slopes, norms = numbers.new_empty(length, n, made.counts[1]), numbers.new_empty(threads, made.counts[2])
+        axes = _of_sequences(ctx.sizes, made, numbers, steps, n, threads)
+        slopes, of_norms = numbers.new_empty(steps, n, axes["slopes"]), numbers.new_empty(threads, axes["norms"])
         of_deter, of_stoch = (numbers.new_empty(state.shape) for state in (deter, stoch))
-        inputs = [x.contiguous() for x in (keep, of_deters, of_chances, kept)]
-        given = *_at(numbers), ctypes.c_float(ctx.uniform), *_at(*inputs, slopes, of_deter, of_stoch, norms)
-        made.functions.observe_back(*given, ctypes.c_long(length), ctypes.c_long(n), threads)
+        made.call(
+            "observe_back", axes, numbers=numbers, uniform=ctx.uniform, keep=keep, of_deters=of_deters.contiguous(),
+            of_chances=of_chances.contiguous(), kept=kept, slopes=slopes, of_deter=of_deter, of_stoch=of_stoch,
+            of_norms=of_norms, steps=steps, n=n, threads=threads,
+        )  # fmt: skip
 
         first, second, hidden, logits, inner, gates, action = _columns(slopes, _slopes(ctx.sizes))
         inner_in, inner_out, hidden_out, *_ = _columns(kept, _kept(ctx.sizes))
@@ -193,8 +247,29 @@ class Observe(torch.autograd.Function):
         for x, y in ((inner_in, inner), (inner_out, gates)):
             x, y = (rows.flatten(0, 1).unflatten(-1, (blocks, -1)).transpose(0, 1) for rows in (x, y))
             gradients += [torch.bmm(x.transpose(1, 2), y), y.sum(1, keepdim=True)]
-        gradients += _apart(norms, ctx.shapes[len(gradients) :])
+        gradients += _apart(of_norms, shapes[len(gradients) :])
         return *[None] * 5, of_deter, of_stoch, action, hidden, *gradients
+
+
+def _of_pictures(sizes: Sizes, made: Library, numbers: torch.Tensor, n: int, threads: int) -> dict[str, int]:
+    """Lengths of the axes of what ``encode``, ``encode_back`` and ``paint`` take."""
+    (height, width, channels, *_), (z, scales, tokens) = sizes, made.counts
+    return {
+        "pictures": n, "channels": channels, "height": height, "width": width, "threads": threads,
+        "numbers": len(numbers), "z": z, "scales": scales, "tokens": tokens,
+    }  # fmt: skip
+
+
+def _of_sequences(
+    sizes: Sizes, made: Library, numbers: torch.Tensor, steps: int, n: int, threads: int
+) -> dict[str, int]:
+    """Lengths of the axes of what ``observe`` and ``observe_back`` take."""
+    (_, deter, hidden, embed, latents, classes), (kept, slopes, norms) = sizes, made.counts
+    return {
+        "steps": steps, "sequences": n, "one": 1, "threads": threads, "deter": deter, "stoch": latents * classes,
+        "latents": latents, "classes": classes, "hidden": hidden, "embed": embed,
+        "numbers": len(numbers), "kept": kept, "slopes": slopes, "norms": norms,
+    }  # fmt: skip
 
 
 def _columns(rows: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:

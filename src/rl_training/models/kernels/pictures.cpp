@@ -299,9 +299,9 @@ static void centre(Pixels pixels, long which, TheEncoder::Here& here) {
     }
 }
 
-// how many numbers there are: kept of a picture (two kinds), and its tokens
+// how many numbers there are: kept of a picture (two kinds), its tokens, and lanes of a vector
 extern "C" void sizes(long* result) {
-  const long all[] = {TheEncoder::Z, TheEncoder::SCALES, TheEncoder::TOKENS};
+  const long all[] = {TheEncoder::Z, TheEncoder::SCALES, TheEncoder::TOKENS, WIDE};
   std::memcpy(result, all, sizeof all);
 }
 

@@ -283,9 +283,9 @@ template <class F> static void each_group(long first, long last, long n, F f) {
   }
 }
 
-// how many numbers there are: kept of a step of a sequence, gradients of one, parameters of norms
+// how many numbers there are: kept of a step of a sequence, gradients of one, parameters of norms, and lanes of a vector
 extern "C" void sizes(long* result) {
-  const long all[] = {sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS};
+  const long all[] = {sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS, WIDE};
   std::memcpy(result, all, sizeof all);
 }
 
