@@ -6,6 +6,8 @@ import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from rl_training.algorithms.metrics import Metrics, separate
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import MOVED, Compiled, FlatOptimizer, FlatParameters, Tensors
-from rl_training.models.overrides import Watch
+from rl_training.models.overrides import watch
 from rl_training.state import Stateful
 
 __all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
@@ -55,7 +57,13 @@ class Networks:
         self._flats = list(_flats(vars(learner).values()))
         present = self._present()
         self._learned = {id(p) for flat in self._flats for p in flat.params} & present
-        self.same = Watch(*self._modules.values()).same
+        self.same = watch(*self._modules.values())
+        self._held = [m._parameters.values() for part in self._modules.values() for m in part.modules()]
+        self._parameters = list(chain.from_iterable(self._held))
+
+    def same_objects(self) -> bool:
+        """Whether the parameters are also the same objects, which autograd goes by (graphs go by memory)."""
+        return all(map(is_, chain.from_iterable(self._held), self._parameters))
 
     def _present(self) -> set[int]:
         return {id(p) for module in self._modules.values() for p in module.parameters()}
@@ -172,18 +180,24 @@ class Learner(Stateful, metaclass=_Made):
 
     def learn(self, batch: Tensors, part: str = "_learn") -> tuple[Metrics, Tensors]:
         """``_learn`` (or another of ``PARTS``), eager or compiled: its scalars as metrics, and whatever else it returns."""
-        self._check_networks()
+        if not self._networks.same():
+            self._check_networks()
         if self._run is not None:
-            first, result = not self._run[part].used, self._run[part](batch)
-            if first:
-                self._check_networks()
-            return result
+            graph = self._run[part]
+            return graph(batch) if graph.used else self._first_graph(graph, batch)
+        if not self._networks.same_objects():
+            self._check_networks()
         names, scalars, rest = separate(getattr(self, part)(batch))
         return Metrics(names, scalars), rest
 
+    def _first_graph(self, graph: Compiled, batch: Tensors) -> tuple[Metrics, Tensors]:
+        result = graph(batch)
+        self._check_networks()  # a network that changes itself does so here for the first time
+        return result
+
     def _check_networks(self) -> None:
         """Refuse changes of the networks that learning would miss; the rest (a hook, a buffer) only graphs would miss."""
-        if self._networks.same():
+        if self._networks.same() and self._networks.same_objects():
             return
         self._networks.check_memory(self)
         self._networks = Networks(self)

@@ -401,6 +401,7 @@ class _Recorder:
         fill = [(found[0], j) for j, found in enumerate(places) if found]  # a tensor that is not used is no input
         copies = [(inputs[j], i) for i, [j] in zip(extras, owners)]
         (first, *others), names = [i for [i] in results], list(rest)
+        kernels = getattr(kernels, "current_callable", None) or kernels  # without what surrounds every call of it
 
         def call(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Tensors]:
             arguments = inputs.copy()

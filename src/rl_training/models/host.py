@@ -20,7 +20,7 @@ from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
-from rl_training.models.overrides import Watch, altered, ordinary, overridden, redefined
+from rl_training.models.overrides import altered, ordinary, overridden, redefined, watch
 
 __all__ = [
     "MOST_ROWS",
@@ -72,7 +72,7 @@ class HostFunction:
 
     def _decide(self) -> None:
         self._function = self._numpy_form(self._network)
-        self._same = None if self._function is None else Watch(self._network).same
+        self._same = None if self._function is None else watch(self._network, attributes=True)
 
     @property
     def in_numpy(self) -> bool:

@@ -93,6 +93,9 @@ class MLPMOPOEnsembleModel(nn.Module):
         A subclass's own ``predict_distribution`` is asked with rows (B, ...), which is all that it has to take.
         """
         if overridden(self):
+            if obs.ndim == 2:
+                each = self.num_ensembles if members is None else len(members)
+                obs, actions = (x.expand(each, *x.shape) for x in (obs, actions))
             return drawn_from_rows(self, obs, actions, members)
         means, logvars = self.net.infer(self._standardised(obs, actions), members).chunk(2, -1)
         return torch.randn_like(means).mul_(clamped_std(logvars, self.min_logvar, self.max_logvar)).add_(means)

@@ -6,15 +6,12 @@ while those methods are the model's own. A model names them in ``REPLACED``, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
-
-_pointer = torch.Tensor.data_ptr
-_END = object()
 
 
 def redefined(module: Any, *names: str) -> bool:
@@ -46,26 +43,29 @@ def altered(module: nn.Module) -> bool:
     return bool(hooks) or "parametrizations" in module._modules or type(module).__call__ is not nn.Module.__call__
 
 
-class Watch:
-    """Tells cheaply whether modules are as they were: the same submodules and parameters, tensors in the same memory, and no
-    hook or attribute added."""
+def watch(*roots: nn.Module, attributes: bool = False) -> Callable[[], bool]:
+    """A function that tells, in a microsecond or two, whether modules are as they are now: the same submodules, tensors in the same
+    memory, the same number of forward hooks and, if asked for, of attributes (a method may be set on an instance)."""
+    modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
+    children = [m._modules.values() for m in modules if m._modules]
+    tensors = [d.values() for m in modules for d in (m._parameters, m._buffers) if d]
+    hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
+    absent = [d for d in hooks if not d]
+    counted = [*(d for d in hooks if d), *(vars(m) for m in modules if attributes)]
+    pointer = torch.Tensor.data_ptr if all(t is not None for d in tensors for t in d) else _pointer
+    joined = chain.from_iterable
+    their_children, their_memory, number = [*joined(children)], [*map(pointer, joined(tensors))], sum(map(len, counted))
 
-    def __init__(self, *roots: nn.Module) -> None:
-        modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
-        held: list[Any] = [d.values() for m in modules for d in (m._modules, m._parameters) if d]
-        self._held = [*held, (_END,)]  # so that one more or one less shows, wherever it is
-        self._things = list(chain.from_iterable(self._held))
-        self._tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-        self._pointers = list(map(_pointer, self._tensors))
-        hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
-        self._empty = [d for d in hooks if not d]
-        self._attributes = [*(vars(m) for m in modules), *(d for d in hooks if d)]
-        self._number = sum(map(len, self._attributes))
-
-    def same(self) -> bool:
+    def same() -> bool:
         return (
-            list(map(_pointer, self._tensors)) == self._pointers
-            and all(map(is_, chain.from_iterable(self._held), self._things))
-            and not any(self._empty)
-            and sum(map(len, self._attributes)) == self._number
+            [*map(pointer, joined(tensors))] == their_memory
+            and [*joined(children)] == their_children
+            and not any(absent)
+            and sum(map(len, counted)) == number
         )
+
+    return same
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
