@@ -252,7 +252,7 @@ def test_acting_in_numpy_equals_the_network():
     with torch.no_grad():
         agent.q_network.fraction_head.bias += torch.tensor([1.0, -1.0, 0.5, -0.5])
     obs = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
-    assert agent._host is not None
+    assert agent._value_of.in_numpy
     with torch.no_grad():
         expected = agent.q_network.values(torch.from_numpy(obs)).numpy()
     assert agent._values(obs, True, None) == pytest.approx(expected, abs=1e-5)

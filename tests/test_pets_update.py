@@ -67,7 +67,8 @@ def seen_states(propagation, horizon=3, particles=10, members=5):
     agent = PETS(dynamics_model=model, learning_rate=1e-3, propagation=propagation)
     torch.manual_seed(0)
     agent.values_of(torch.zeros(1), torch.zeros(4, horizon + 1, 1), particles)
-    return states[-1][..., 0]  # (members, plans * particles of each)
+    asked = states[-1][0, :, 0]  # by rows: what the first member was asked, all were
+    return asked.view(members, -1)  # (members, plans * particles of each)
 
 
 def test_particles_keep_their_member_with_ts_infinity():

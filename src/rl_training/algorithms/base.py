@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,7 +16,8 @@ from torch import nn
 
 from rl_training.algorithms.metrics import Metrics, separate
 from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import Compiled, FlatOptimizer, Tensors
+from rl_training.algorithms.optim import MOVED, Compiled, FlatOptimizer, FlatParameters, Tensors
+from rl_training.models.overrides import watch
 from rl_training.state import Stateful
 
 __all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
@@ -43,12 +48,73 @@ class Greedy(nn.Module):
         return self._function(self.network, obs)
 
 
-class Learner(Stateful):
+class Networks:
+    """The networks a learner was made with, and whether they are still those that its optimizers and graphs were made for."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._owner = type(learner).__name__
+        self._modules = {name: part for name, part in vars(learner).items() if isinstance(part, nn.Module)}
+        self._flats = list(_flats(vars(learner).values()))
+        present = self._present()
+        self._learned = {id(p) for flat in self._flats for p in flat.params} & present
+        self.same = watch(*self._modules.values())
+        self._held = [m._parameters.values() for part in self._modules.values() for m in part.modules()]
+        self._parameters = list(chain.from_iterable(self._held))
+
+    def same_objects(self) -> bool:
+        """Whether the parameters are also the same objects, which autograd goes by (graphs go by memory)."""
+        return all(map(is_, chain.from_iterable(self._held), self._parameters))
+
+    def _present(self) -> set[int]:
+        return {id(p) for module in self._modules.values() for p in module.parameters()}
+
+    def check(self, learner: Learner) -> None:
+        """Refuse networks that were re-assigned: what is learned would not be what they are."""
+        held = vars(learner)
+        for name, module in self._modules.items():
+            if held.get(name) is not module:
+                raise RuntimeError(
+                    f"{self._owner}.{name} was re-assigned after the learner was made, so its optimizers do not know the new one: "
+                    "make a learner of it, or copy its values with load_state_dict"
+                )
+
+    def check_memory(self, learner: Learner) -> None:
+        """Refuse networks whose parameters were moved or replaced: their optimizers would change something else."""
+        self.check(learner)
+        if not all(flat.attached for flat in self._flats):
+            raise RuntimeError(f"{self._owner}: {MOVED}")
+        if not self._learned <= self._present():
+            raise RuntimeError(
+                f"{self._owner}: a module or parameter was replaced after the learner was made, so its optimizers do not know the new "
+                "one: make the learner after replacing it, or copy its values with load_state_dict"
+            )
+
+
+def _flats(things: Any) -> Iterator[FlatParameters]:
+    for thing in things:
+        if isinstance(thing, FlatParameters):
+            yield thing
+        elif isinstance(thing, list | tuple):
+            yield from _flats(thing)
+
+
+class _Made(ABCMeta):
+    """Lets a learner look at its networks once its constructor, or a subclass's, is through."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        learner = super().__call__(*args, **kwargs)
+        learner._networks = Networks(learner)
+        return learner
+
+
+class Learner(Stateful, metaclass=_Made):
     """Networks and optimizers with ``act`` and ``update``; knows no environment, file or logger.
 
     ``act`` takes and gives arrays on the host: observations (N, ...) to actions (N, ...), boxes in [-1, 1]. ``update`` takes
     a dict of tensors. A subclass writes ``_learn(batch) -> tensors`` (or several such ``PARTS``), a pure function of tensors, so
     that it can run eagerly or as one compiled graph, and what surrounds it in ``update``.
+
+    ``copy.deepcopy`` gives a learner of its own, which acts and learns as this one would and shares no memory with it.
     """
 
     CONTROLS: ClassVar[tuple[str, ...]] = ()  # what schedules may change, beside the learning rate
@@ -67,6 +133,7 @@ class Learner(Stateful):
         rng: np.random.Generator | None = None,
     ) -> Acting:
         """Actions for observations (N, ...); ``rng`` is where chance comes from, and ``carry`` what the last call returned."""
+        self._networks.check(self)
         if self.normalizer is not None:
             obs = self.normalizer.host(obs)
         return self._act(obs, carry, deterministic, rng)
@@ -104,6 +171,7 @@ class Learner(Stateful):
         self._run = {part: Compiled(getattr(self, part)) for part in self.PARTS}
 
     _run: dict[str, Compiled] | None = None
+    _networks: Networks
 
     @property
     def compiled(self) -> bool:
@@ -112,10 +180,46 @@ class Learner(Stateful):
 
     def learn(self, batch: Tensors, part: str = "_learn") -> tuple[Metrics, Tensors]:
         """``_learn`` (or another of ``PARTS``), eager or compiled: its scalars as metrics, and whatever else it returns."""
+        if not self._networks.same():
+            self._check_networks()
         if self._run is not None:
-            return self._run[part](batch)
+            graph = self._run[part]
+            return graph(batch) if graph.used else self._first_graph(graph, batch)
+        if not self._networks.same_objects():
+            self._check_networks()
         names, scalars, rest = separate(getattr(self, part)(batch))
         return Metrics(names, scalars), rest
+
+    def _first_graph(self, graph: Compiled, batch: Tensors) -> tuple[Metrics, Tensors]:
+        result = graph(batch)
+        self._check_networks()  # a network that changes itself does so here for the first time
+        return result
+
+    def _check_networks(self) -> None:
+        """Refuse changes of the networks that learning would miss; the rest (a hook, a buffer) only graphs would miss."""
+        if self._networks.same() and self._networks.same_objects():
+            return
+        self._networks.check_memory(self)
+        self._networks = Networks(self)
+        if self._run is not None and any(part.used for part in self._run.values()):
+            self._run = None
+            warnings.warn(
+                f"{type(self).__name__}: updates run eagerly from now on, since a network was changed after they were compiled",
+                stacklevel=4,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._networks.check_memory(self)
+        return {name: value for name, value in vars(self).items() if name != "_networks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._networks = Networks(self)
+
+    def __copy__(self) -> Any:
+        raise TypeError(
+            f"copy.copy of a {type(self).__name__} would share its networks and optimizers: use copy.deepcopy"
+        )
 
     def set_control(self, name: str, value: float) -> None:
         """Give a scheduled coefficient its value; coefficients live in tensors so that compiled updates see them."""

@@ -13,7 +13,6 @@ from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, Update
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import host_forward
-from rl_training.models.mlp_policy import MLPPolicy
 
 
 def bc_loss(batch: Mapping[str, Any]) -> Tensors:
@@ -29,7 +28,7 @@ class BC(Learner):
     def __init__(self, *, policy: Any, learning_rate: float, normalizer: ObservationNormalizer | None = None) -> None:
         self.policy, self.normalizer = policy, normalizer
         self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate)
-        self._forward = host_forward(policy.body if type(policy) is MLPPolicy else policy)
+        self._forward = host_forward(policy)
 
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         actions, _ = self.policy.head.sample(self._forward(obs), stream(rng), deterministic)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.sac import SAC, actor_loss, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import of_actions
 from rl_training.models.heads import LOG_2, SquashedGaussian, squash
-from rl_training.models.mlp_sac import ActorAndCritics
+from rl_training.models.mlp_sac import ActorAndCritics, many_q_values
 
 
 def conservative_gap(
@@ -98,8 +99,12 @@ class CQL(SAC):
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)
         actions, rows, alpha = batch["actions"], len(batch["actions"]), self._log_alpha.detach().exp()
-        mean, log_std = self.model.policy(torch.cat([obs, next_obs]))
-        drawn, logps = squash(mean[:, None], log_std[:, None], batch["noise"])  # (2B, N+1, A), (2B, N+1)
+        both = torch.cat([obs, next_obs])
+        if self._own_sampling:
+            drawn, logps = self._sampled(both, batch["noise"])
+        else:  # one pass of the actor for all samples of an observation
+            mean, log_std = self.model.policy(both)
+            drawn, logps = squash(mean[:, None], log_std[:, None], batch["noise"])  # (2B, N+1, A), (2B, N+1)
         new, logp = drawn[:rows, 0], logps[:rows, 0]
         target = self._target_values(batch, next_obs, drawn[rows:, 0].detach(), logps[rows:, 0].detach(), alpha)
 
@@ -111,7 +116,7 @@ class CQL(SAC):
         critics = errors + weight * surplus.sum()
         losses = self._actor_losses(obs, new, logp, alpha)
         if self._bc_updates:
-            outputs = torch.cat([mean[:rows], log_std[:rows]], -1)
+            outputs = torch.cat(self.model.policy(obs) if self._own_sampling else (mean[:rows], log_std[:rows]), -1)
             likelihood, _ = SquashedGaussian(actions.shape[-1]).evaluate(outputs, actions)
             imitation = actor_loss(logp, likelihood, alpha)
             losses["actor_loss"] = torch.where(batch["imitate"], imitation, losses["actor_loss"])
@@ -129,6 +134,12 @@ class CQL(SAC):
             "td_loss": errors.detach(),
         }
 
+    def _sampled(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions (B, M, A) and log-densities (B, M) by a model's own ``sample_actions``, for noise (B, M, A)."""
+        rows, many = noise.shape[:2]
+        sampled = self.model.sample_actions(obs.repeat_interleave(many, 0), noise=noise.flatten(0, 1))
+        return sampled.actions.view(rows, many, -1), sampled.logprobs.view(rows, many)
+
     def _opinions(
         self, obs: torch.Tensor, actions: torch.Tensor, drawn: torch.Tensor, logps: torch.Tensor, uniform: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -144,10 +155,9 @@ class CQL(SAC):
 
 def many_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     """Values (C, B, M) of M actions for each observation, whatever the model."""
-    if getattr(type(model), "q_values", None) is ActorAndCritics.q_values:
-        return model.q_values_of_many(obs, actions)
-    rows, many = actions.shape[:2]
-    return torch.stack(model.q_values(obs.repeat_interleave(many, 0), actions.flatten(0, 1))).view(-1, rows, many)
+    return (model.q_values_of_many if isinstance(model, ActorAndCritics) else partial(many_q_values, model))(
+        obs, actions
+    )
 
 
 class DiscreteCQL(DQN):

@@ -5,18 +5,17 @@ The loss is Huber's, the paper's clipped error. Where the paper counts frames be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Tensors
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.host import host_forward
-from rl_training.models.mlp_q_network import MLPQNetwork
 
 
 def dqn_loss(batch: Tensors) -> Tensors:
@@ -39,13 +38,13 @@ class DQN(ValueLearner):
     def __init__(self, *, q_network: Any, **options: Any) -> None:
         """Options: see ``ValueLearner``."""
         super().__init__(q_network=q_network, **options)
-        self._forward = host_forward(q_network.body if type(q_network) is MLPQNetwork else q_network)
+        self._forward = host_forward(q_network)
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
         return self._forward(obs, rng)
 
-    def policy_module(self) -> nn.Module:
-        return self.q_network
+    def _greedy_values(self) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        return lambda network, obs: network(obs)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)

@@ -190,6 +190,7 @@ class Dreamer(Learner):
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One step of everything: the world model, and actor and critic from all it went through."""
+        self._check_networks()
         world, states, metrics = self._world_loss(batch)
         imagined = self._imagine(states)
         replayed, replayed_alone = self._replay_value_losses(batch, states, imagined)
@@ -201,12 +202,14 @@ class Dreamer(Learner):
         return UpdateResult(_metrics({**metrics, **more, "dreamer_replay_value_loss": replayed}), 1)
 
     def update_world_model(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        self._check_networks()
         world, _, metrics = self._world_loss(batch)
         descend((self.world_optimizer, world))
         return UpdateResult(_metrics(metrics), 1)
 
     def update_actor_critic(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """From the states that the world model, as it is, finds in these sequences."""
+        self._check_networks()
         with torch.no_grad():
             states, _, _ = self._observed(batch)
         actor, critic, metrics = self._behaviour_losses(self._imagine(states))

@@ -6,23 +6,56 @@ distance cannot be computed, but its gradient can (Proposition 1); it is applied
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
-from rl_training.algorithms.base import Greedy, Tensors
+from rl_training.algorithms.base import Tensors
 from rl_training.algorithms.optim import FlatRMSprop, descend
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
-from rl_training.models.host import MOST_ROWS, host_forward, host_quantiles, torch_forward
+from rl_training.models.host import (
+    MOST_ROWS,
+    HostFunction,
+    host_quantiles,
+    numpy_layers,
+    redefined,
+    through,
+    with_arrays,
+)
 from rl_training.models.mlp_fqf_network import Fractions, MLPFQFNetwork
 
 
 def fraction_gradient(quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor) -> torch.Tensor:
     """∂W1/∂τ_i = 2 F⁻¹(τ_i) - F⁻¹(τ̂_i) - F⁻¹(τ̂_{i-1}) for i = 1 … N-1: (B, N-1) and (B, N) -> (B, N-1)."""
     return 2 * quantiles_tau - quantile_hats[:, 1:] - quantile_hats[:, :-1]
+
+
+def _torch_values(network: MLPFQFNetwork, obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+    return with_arrays(network, network.values, obs)
+
+
+def _numpy_values(network: MLPFQFNetwork) -> Callable[..., np.ndarray] | None:
+    parts, fraction_head = host_quantiles(network), numpy_layers(network.fraction_head)
+    if parts is None or fraction_head is None:
+        return None
+    encode, quantiles = parts
+
+    def values(obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+        if len(obs) * network.num_quantiles > MOST_ROWS:
+            return _torch_values(network, obs, rng)
+        features = encode(obs, rng)
+        logits = through(fraction_head, features)
+        mass = np.exp(logits - logits.max(1, keepdims=True))
+        mass /= mass.sum(1, keepdims=True)
+        upper = np.minimum(mass.cumsum(1), np.float32(1))
+        upper[:, -1] = 1
+        lower = np.concatenate([np.zeros_like(upper[:, :1]), upper[:, :-1]], 1)
+        return (mass[:, None] * quantiles(features, (lower + upper) / 2, rng)).sum(-1)
+
+    return values
 
 
 class FQF(QuantileLearner):
@@ -45,34 +78,34 @@ class FQF(QuantileLearner):
         **options: Any,
     ) -> None:
         """Options: see ``QuantileLearner`` and ``ValueLearner``."""
+        if redefined(q_network, "forward") and not redefined(q_network, "encode", "propose", "quantiles", "values"):
+            raise ValueError(
+                f"{type(q_network).__name__} overrides forward, which FQF neither learns nor acts by: "
+                "override encode, propose, quantiles or values"
+            )
         super().__init__(q_network=q_network, parameters=MLPFQFNetwork.quantile_parameters, **options)
         self.fraction_optimizer = FlatRMSprop(q_network.fraction_parameters(), lr=fraction_learning_rate)
         self._follow(self.fraction_optimizer, MLPFQFNetwork.fraction_parameters)
         self._entropy_coef, self._scaled = entropy_coef, fraction_scaling == "range"
         self._train_at_fractions = train_at_fractions
-        self._host = host_quantiles(q_network) if type(q_network) is MLPFQFNetwork else None
-        self._propose = host_forward(q_network.fraction_head)
-        self._forward = torch_forward(q_network.values, self._gamma.device)
+        self._own_values = redefined(q_network, "values")
+        self._value_of = HostFunction(q_network, _numpy_values, _torch_values)
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
-        if self._host is None or len(obs) * self._num_quantiles > MOST_ROWS:
-            return self._forward(obs)
-        encode, quantiles = self._host
-        features = encode(obs, rng)
-        logits = self._propose(features)
-        mass = np.exp(logits - logits.max(1, keepdims=True))
-        mass /= mass.sum(1, keepdims=True)
-        return (mass[:, None] * quantiles(features, mass.cumsum(1) - mass / 2, rng)).sum(-1)
+        return self._value_of(obs, rng)
 
-    def policy_module(self) -> nn.Module:
-        return Greedy(self.q_network, lambda network, obs: network.values(obs))
+    def _greedy_values(self) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        return lambda network, obs: network.values(obs)
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The target network's quantiles at the fractions it proposes itself, each with the mass between them."""
         features = self.target_network.encode(next_obs)
         fractions = self.target_network.propose(features)
         atoms, mass = self.target_network.quantiles(features, fractions.tau_hats), fractions.probabilities
-        judged = self.q_network.values(next_obs) if self._double else (mass[:, None] * atoms).sum(-1)
+        if self._double or self._own_values:
+            judged = (self.q_network if self._double else self.target_network).values(next_obs)
+        else:
+            judged = (mass[:, None] * atoms).sum(-1)
         return of_actions(atoms, judged.argmax(1)), mass
 
     def _fraction_loss(

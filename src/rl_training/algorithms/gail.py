@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.ppo import PPO
+from rl_training.models.overrides import redefined
 
 RewardType = Literal["softplus", "logsigmoid", "logit"]
 ROWS = ("obs", "actions", "absorbed")
@@ -77,6 +78,7 @@ class GAIL(PPO):
         )
         self.discriminator = discriminator
         self.discriminator_optimizer = FlatAdam(discriminator.parameters(), lr=discriminator_learning_rate)
+        self._own_logits = redefined(discriminator, "forward")  # which is what pays the policy
         self._reward_type, self._smoothing, self._penalty = reward_type, label_smoothing, gradient_penalty
 
     @torch.no_grad()
@@ -113,7 +115,7 @@ class GAIL(PPO):
         extra: Tensors = {}
         if self._penalty:
             inputs = self.discriminator.inputs(*given)
-            logits = self.discriminator.judge(inputs)
+            logits = self.discriminator(*given) if self._own_logits else self.discriminator.judge(inputs)
             place = rows["place"]
             between = (place * inputs[:half] + (1 - place) * inputs[half:]).detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.discriminator.judge(between).sum(), between, create_graph=True)

@@ -8,6 +8,7 @@ reference steps the value network first.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,17 @@ from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.sac import critic_loss
 from rl_training.algorithms.value_learner import td_target
-from rl_training.models.heads import DiagonalGaussian
-from rl_training.models.host import device_of, host_forward, torch_forward
-from rl_training.models.mlp_sac import MLPIQLModel
+from rl_training.models.heads import HIGHEST, DiagonalGaussian
+from rl_training.models.host import (
+    MOST_ROWS,
+    HostFunction,
+    device_of,
+    numpy_layers,
+    overridden,
+    through,
+    with_arrays,
+)
+from rl_training.models.mlp_sac import NARROWEST
 
 
 def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
@@ -32,6 +41,24 @@ def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
 def advantage_weights(advantages: torch.Tensor, inverse_temperature: float, largest: float) -> torch.Tensor:
     """exp(β A), at most ``largest``."""
     return (inverse_temperature * advantages).exp().clamp(max=largest)
+
+
+def _torch_policy(model: Any, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return with_arrays(model, model.policy, obs)
+
+
+def _numpy_policy(model: Any) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
+    actor = None if overridden(model, "policy", "actions", "policy_log_std") else numpy_layers(model.actor)
+    if actor is None or model.log_std is not model._parameters.get("log_std"):
+        return None
+    log_std = model.log_std.detach().numpy()
+
+    def policy(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(obs) > MOST_ROWS:
+            return _torch_policy(model, obs)
+        return np.tanh(through(actor, obs)), np.clip(log_std, NARROWEST, HIGHEST)
+
+    return policy
 
 
 class IQL(BoxLearner):
@@ -61,19 +88,13 @@ class IQL(BoxLearner):
         self._target = Target(model, self.target_model, lambda model: model.critic_parameters())
         self._gamma, self._tau, self._rate = torch.tensor(gamma, device=device), tau, learning_rate
         self._expectile, self._beta, self._largest = expectile, inverse_temperature, largest_weight
-        self._policy = self._host_policy(device)
-
-    def _host_policy(self, device: torch.device) -> Any:
-        if getattr(type(self.model), "policy", None) is not MLPIQLModel.policy:  # a custom one
-            return torch_forward(self.model.policy, device)
-        actor, log_std = host_forward(self.model.actor), torch_forward(lambda: self.model.policy_log_std(), device)
-        return lambda obs: (np.tanh(actor(obs)), log_std())
+        self._policy = HostFunction(model, _numpy_policy, _torch_policy)
 
     def _bounded(self, actions: np.ndarray) -> np.ndarray:
         return np.clip(actions, -1, 1)
 
     def policy_module(self) -> nn.Module:
-        if getattr(type(self.model), "policy", None) is not MLPIQLModel.policy:
+        if overridden(self.model, "policy", "actions"):
             return Greedy(self.model, lambda model, obs: model.policy(obs)[0].clamp(-1, 1))
         return Greedy(self.model.actor, lambda actor, obs: actor(obs).tanh())
 

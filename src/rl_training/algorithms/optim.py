@@ -24,16 +24,48 @@ def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [p for p in params if p.requires_grad]
 
 
-def flatten(params: Iterable[nn.Parameter]) -> torch.Tensor:
-    """Make the parameters views of one flat tensor and return it. Move modules to their device before this, never after."""
-    params = list(params)
-    flat = torch.cat([p.detach().reshape(-1) for p in params])
-    for p, view in zip(params, flat.split([p.numel() for p in params])):
-        p.data = view.view_as(p)
-    return flat
+MOVED = (
+    "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
+    "after the learner was made): make the learner after moving the module"
+)
 
 
-class FlatOptimizer:
+class FlatParameters:
+    """Parameters as views of one flat tensor. Move modules to their device before this, never after.
+
+    A copy, made together with the module, is views of a flat tensor of its own.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        self.params = list(params)
+        self.flat: torch.Tensor = torch.cat([p.detach().reshape(-1) for p in self.params])
+        self._attach()
+
+    def _attach(self) -> None:
+        for p, view in zip(self.params, self.flat.split([p.numel() for p in self.params])):
+            p.data = view.view_as(p)
+
+    @property
+    def attached(self) -> bool:
+        """Whether every parameter still lies where it belongs."""
+        place, size = self.flat.data_ptr(), self.flat.element_size()
+        for p in self.params:
+            if p.data_ptr() != place or p.dtype != self.flat.dtype:
+                return False
+            place += p.numel() * size
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.attached:
+            raise RuntimeError(MOVED)
+        return vars(self).copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._attach()
+
+
+class FlatOptimizer(FlatParameters):
     """An optimizer of parameters that become views of one flat tensor.
 
     Stepping changes that tensor behind autograd's back, so take every gradient of an update before stepping anything: use
@@ -52,22 +84,22 @@ class FlatOptimizer:
         sharing: FlatOptimizer | None = None,
     ) -> None:
         """``sharing``: another optimizer of the same parameters; both move the same memory, each with a state of its own."""
-        self.params = trainable(params)
-        if not self.params:
+        params = trainable(params)
+        if not params:
             raise ValueError(f"{type(self).__name__} got no parameters")
-        if sharing is not None and [id(p) for p in sharing.params] != [id(p) for p in self.params]:
+        if sharing is None:
+            super().__init__(params)
+        elif [id(p) for p in sharing.params] != [id(p) for p in params]:
             raise ValueError("optimizers can only share all of their parameters, in the same order")
-        self.flat: torch.Tensor = flatten(self.params) if sharing is None else sharing.flat
+        else:
+            self.params, self.flat = params, sharing.flat
         self.base_lr, self.scale, self.lr = lr, 1.0, torch.tensor(lr, device=self.flat.device)
         self.max_grad_norm = max_grad_norm
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         """Only with respect to what it owns: an actor loss costs no critic weight gradients."""
-        if not torch.compiler.is_compiling() and self.params[0].data_ptr() != self.flat.data_ptr():
-            raise RuntimeError(
-                "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
-                "after the learner was made): make the learner after moving the module"
-            )
+        if not torch.compiler.is_compiling() and not self.attached:
+            raise RuntimeError(MOVED)
         grads = torch.autograd.grad(loss, self.params, allow_unused=True)
         if all(g is None for g in grads):
             raise RuntimeError("the loss depends on none of the optimizer's parameters")
@@ -220,14 +252,14 @@ LEAN = {
 _SERIAL = itertools.count()
 
 
-class Target:
+class Target(FlatParameters):
     """A slowly following copy of some of a module's parameters, as one flat tensor, and of its buffers."""
 
     def __init__(
         self, online: nn.Module, target: nn.Module, parameters: Callable[[Any], Iterable[nn.Parameter]]
     ) -> None:
         followed = [p for p, source in zip(parameters(target), parameters(online)) if source.requires_grad]
-        self.flat = flatten(followed)
+        super().__init__(followed)
         self._buffers = list(zip(target.buffers(), online.buffers()))
         target.requires_grad_(False)
 
@@ -251,6 +283,13 @@ class Compiled:
         self._names: list[str] = []
         self.direct = False  # whether calls go straight to the kernels
         self.failed: str | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._eager, self.failed  # a graph holds the memory of its learner: a copy compiles its own
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(state[0])  # type: ignore[misc]
+        self.failed = state[1]
 
     @property
     def used(self) -> bool:
@@ -362,6 +401,7 @@ class _Recorder:
         fill = [(found[0], j) for j, found in enumerate(places) if found]  # a tensor that is not used is no input
         copies = [(inputs[j], i) for i, [j] in zip(extras, owners)]
         (first, *others), names = [i for [i] in results], list(rest)
+        kernels = getattr(kernels, "current_callable", None) or kernels  # without what surrounds every call of it
 
         def call(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Tensors]:
             arguments = inputs.copy()

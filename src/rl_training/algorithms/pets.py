@@ -17,6 +17,7 @@ from rl_training.algorithms.base import Acting, Tensors, stream
 from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
 from rl_training.algorithms.planning import CEM, Planner
 from rl_training.models.host import device_of
+from rl_training.models.mlp_mopo import drawn_from_rows
 
 Rewards = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -51,7 +52,6 @@ class PETS(EnsembleDynamics):
         self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
         self._terminated, self._rewards = terminated, rewards
         self._device = device_of(dynamics_model)
-        self._draw = getattr(dynamics_model, "draw", self._drawn)
 
     def ends_at(self, terminated: Terminations | None) -> None:
         """From now on, plans end where this function says."""
@@ -131,7 +131,7 @@ class PETS(EnsembleDynamics):
             if self._propagation == "ts1":
                 state, total, alive = self._shuffled(state, total, alive, each)
             taken = step.expand(members, rows, dim)
-            drawn = self._draw(state, taken)
+            drawn = self._drawn(state, taken)
             next_state = state + drawn[..., :-1]
             rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
             total = total + alive * rewards
@@ -141,9 +141,9 @@ class PETS(EnsembleDynamics):
         return total.view(members, count, each).mean((0, 2))
 
     def _drawn(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """A sample (E, B, D + 1) of any module's predictions."""
-        means, logvars = self.model.predict_distribution(obs, actions)
-        return means + (0.5 * logvars).exp() * torch.randn_like(means)
+        """A sample (E, B, D + 1) of what the members predict of their own rows (E, B, ...)."""
+        draw = getattr(self.model, "draw", None)
+        return drawn_from_rows(self.model, obs, actions) if draw is None else draw(obs, actions)
 
     def _shuffled(
         self, state: torch.Tensor, total: torch.Tensor, alive: torch.Tensor, each: int

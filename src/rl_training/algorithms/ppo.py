@@ -15,7 +15,7 @@ from torch import nn
 from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, descend
-from rl_training.models.host import device_of, torch_forward
+from rl_training.models.host import HostFunction, device_of, redefined, with_arrays
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 
 EPS = 1e-5  # of Adam
@@ -77,7 +77,9 @@ class PPO(Learner):
         self._device = device_of(policy)
         self._clip_coef, self._ent_coef = (torch.tensor(float(x), device=self._device) for x in (clip_coef, ent_coef))
         self._vf_coef, self._clip_values, self._normalize = vf_coef, clip_values, normalize_advantages
-        self._forward = policy.host() if isinstance(policy, MLPActorCritic) else None
+        # a model's own ``act`` acts; ``evaluate_actions`` is what is learned, and the inherited ``act`` asks it for log-probabilities
+        ours = isinstance(policy, MLPActorCritic) and not redefined(policy, "act", "evaluate_actions")
+        self._forward: HostFunction | None = policy.host() if ours else None
 
     def _optimizer(self, learning_rate: float, max_grad_norm: float | None) -> FlatAdam:
         return FlatAdam(self.model.parameters(), lr=learning_rate, eps=EPS, max_grad_norm=max_grad_norm)
@@ -87,16 +89,18 @@ class PPO(Learner):
             outputs, values = self._forward(obs)
             actions, logprobs = self.model.head.sample(outputs, stream(rng), deterministic)
         else:  # a custom policy draws from torch's generator
-            actions, logprobs, values, *_ = torch_forward(
-                lambda x: tuple(self.model.act(x, deterministic=deterministic)), self._device
-            )(obs)
+            actions, logprobs, values, *_ = with_arrays(
+                self.model, lambda x: tuple(self.model.act(x, deterministic=deterministic)), obs
+            )
         return Acting(actions, {"logprobs": logprobs, "values": values, "obs": obs})
 
     def policy_module(self) -> nn.Module:
         head = getattr(self.model, "head", None)
-        return (
-            super().policy_module() if head is None else Greedy(self.model, lambda model, obs: head.best(model(obs)[0]))
-        )
+        if head is None:
+            return super().policy_module()
+        if redefined(self.model, "act"):
+            return Greedy(self.model, lambda model, obs: head.scores(model.act(obs, deterministic=True).actions))
+        return Greedy(self.model, lambda model, obs: head.best(model(obs)[0]))
 
     def values(self, obs: np.ndarray) -> np.ndarray:
         """Value of each observation, (N,)."""

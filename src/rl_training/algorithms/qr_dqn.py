@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
-from rl_training.algorithms.base import Greedy, Tensors
+from rl_training.algorithms.base import Tensors
 from rl_training.algorithms.optim import descend
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.host import host_forward
 from rl_training.models.mlp_iqn_network import midpoints
-from rl_training.models.mlp_qr_q_network import MLPQRQNetwork
 
 
 def quantile_huber_loss(
@@ -91,15 +90,15 @@ class QRDQN(QuantileLearner):
     def __init__(self, *, q_network: Any, **options: Any) -> None:
         """Options: see ``QuantileLearner`` and ``ValueLearner``."""
         super().__init__(q_network=q_network, **options)
-        self._forward = host_forward(q_network.body if type(q_network) is MLPQRQNetwork else q_network)
+        self._forward = host_forward(q_network)
         self._taus = midpoints(self._num_quantiles).to(self._gamma.device)
 
     def _values(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
         quantiles = self._forward(obs, rng)
         return quantiles.reshape(len(obs), -1, self._num_quantiles).mean(-1)
 
-    def policy_module(self) -> nn.Module:
-        return Greedy(self.q_network, lambda network, obs: network(obs).mean(-1))
+    def _greedy_values(self) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        return lambda network, obs: network(obs).mean(-1)
 
     def _next_atoms(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         atoms = self.target_network(next_obs)

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
+from rl_training.algorithms.base import Acting, BoxLearner, Greedy, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.value_learner import td_target
 from rl_training.models.heads import HIGHEST, LOWEST
-from rl_training.models.host import device_of, host_forward, torch_forward
+from rl_training.models.host import (
+    MOST_ROWS,
+    HostFunction,
+    device_of,
+    numpy_layers,
+    overridden,
+    redefined,
+    through,
+    with_arrays,
+)
 from rl_training.models.mlp_sac import MLPSACModel
 
 
@@ -50,8 +60,29 @@ def sac_loss(batch: Tensors) -> Tensors:
     }
 
 
+def _torch_policy(model: Any, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return with_arrays(model, model.policy, obs)
+
+
+def _numpy_policy(model: Any) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
+    actor = None if overridden(model, "policy", "sample_actions") else numpy_layers(model.actor)
+    if actor is None:
+        return None
+
+    def policy(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(obs) > MOST_ROWS:
+            return _torch_policy(model, obs)
+        mean, log_std = np.split(through(actor, obs), 2, axis=-1)
+        return mean, np.clip(log_std, LOWEST, HIGHEST)
+
+    return policy
+
+
 class SAC(BoxLearner):
-    """``model`` is an MLPSACModel or a module with its ``policy``, ``q_values`` and two parameter lists."""
+    """``model`` is an MLPSACModel or a module with its ``sample_actions``, ``q_values`` and two parameter lists.
+
+    What is learned is ``sample_actions``, so a model's own is also what acts; that of an MLPSACModel is its ``policy``, squashed.
+    """
 
     WORTH_COMPILING = 5_000
 
@@ -83,22 +114,26 @@ class SAC(BoxLearner):
         self._target = Target(model, self.target_model, lambda model: model.critic_parameters())
         self._gamma, self._tau = torch.tensor(gamma, device=device), tau
         self._target_entropy, self._backup_entropy = target_entropy, backup_entropy
-        self._policy = self._host_policy(device)
+        self._own_sampling = not isinstance(model, MLPSACModel) or redefined(model, "sample_actions")
+        self._action_dim: int | None = None
+        self._policy = HostFunction(model, _numpy_policy, _torch_policy)
 
-    def _host_policy(self, device: torch.device) -> Any:
-        """Observations to (mean, log-deviation), on arrays."""
-        if getattr(type(self.model), "policy", None) is not MLPSACModel.policy:  # a custom one
-            return torch_forward(self.model.policy, device)
-        actor = host_forward(self.model.actor)
-
-        def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            mean, log_std = np.split(actor(obs), 2, axis=-1)
-            return mean, np.clip(log_std, LOWEST, HIGHEST)
-
-        return forward
+    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
+        if not self._own_sampling:
+            return super()._act(obs, carry, deterministic, rng)
+        model = self.model
+        if deterministic or self._action_dim is None:
+            best = with_arrays(model, lambda x: model.sample_actions(x, deterministic=True).actions, obs)
+            self._action_dim = best.shape[-1]
+            if deterministic:
+                return Acting(best)
+        noise = stream(rng).standard_normal((len(obs), self._action_dim), dtype=np.float32)
+        return Acting(with_arrays(model, lambda x, noise: model.sample_actions(x, noise=noise).actions, obs, noise))
 
     def policy_module(self) -> nn.Module:
-        if getattr(type(self.model), "policy", None) is not MLPSACModel.policy:
+        if self._own_sampling:
+            return Greedy(self.model, lambda model, obs: model.sample_actions(obs, deterministic=True).actions)
+        if overridden(self.model, "policy"):
             return Greedy(self.model, lambda model, obs: model.policy(obs)[0].tanh())
         return Greedy(self.model.actor, lambda actor, obs: actor(obs).chunk(2, -1)[0].tanh())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,15 @@ from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.sac import critic_loss
 from rl_training.algorithms.value_learner import td_target
-from rl_training.models.host import device_of, host_forward, torch_forward
-from rl_training.models.mlp_sac import MLPTD3Model
+from rl_training.models.host import (
+    MOST_ROWS,
+    HostFunction,
+    device_of,
+    numpy_layers,
+    overridden,
+    through,
+    with_arrays,
+)
 
 
 def td3_bc_actor_loss(
@@ -27,6 +34,21 @@ def td3_bc_actor_loss(
     scale = alpha / q_values.detach().abs().mean().clamp(min=1e-8)
     imitation = (actions - data_actions).square().mean()
     return imitation - scale * q_values.mean(), imitation, scale
+
+
+def _torch_policy(model: Any, obs: np.ndarray) -> tuple[np.ndarray, None]:
+    return with_arrays(model, model.actions, obs), None
+
+
+def _numpy_policy(model: Any) -> Callable[[np.ndarray], tuple[np.ndarray, None]] | None:
+    actor = None if overridden(model, "actions") else numpy_layers(model.actor)
+    if actor is None:
+        return None
+
+    def policy(obs: np.ndarray) -> tuple[np.ndarray, None]:
+        return _torch_policy(model, obs) if len(obs) > MOST_ROWS else (np.tanh(through(actor, obs)), None)
+
+    return policy
 
 
 class TD3BC(BoxLearner):
@@ -61,16 +83,13 @@ class TD3BC(BoxLearner):
         self._gamma, self._tau, self._alpha = torch.tensor(gamma, device=device), tau, alpha
         self._noise, self._noise_clip, self._delay = policy_noise, noise_clip, policy_delay
         self._actor_metrics: Mapping[str, float] = {}
-        plain = getattr(type(model), "actions", None) is MLPTD3Model.actions
-        self._squashed = not plain  # a custom module's actions are final
-        actor = host_forward(model.actor) if plain else torch_forward(model.actions, device)
-        self._policy = lambda obs: (actor(obs), None)
+        self._policy = HostFunction(model, _numpy_policy, _torch_policy)
 
     def _bounded(self, actions: np.ndarray) -> np.ndarray:
-        return actions if self._squashed else np.tanh(actions)
+        return actions  # they are already
 
     def policy_module(self) -> nn.Module:
-        if self._squashed:
+        if overridden(self.model, "actions"):
             return Greedy(self.model, lambda model, obs: model.actions(obs))
         return Greedy(self.model.actor, lambda actor, obs: actor(obs).tanh())
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.optim import FlatAdam, FlatOptimizer, Target
+from rl_training.models.host import redefined, with_arrays
 
 
 def td_target(batch: Tensors, next_values: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
@@ -38,7 +39,8 @@ def of_actions(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
 
 
 class ValueLearner(Learner):
-    """A subclass says how its network's action values are had (``_values``) and learned (``_learn``)."""
+    """A subclass says how its network's action values are had, on arrays (``_values``) and on tensors (``_greedy_values``), and
+    learned (``_learn``). A network of ours whose ``act`` is overridden chooses the greedy action by it."""
 
     STATE = ("updates",)
     CONTROLS = ("epsilon",)
@@ -60,6 +62,7 @@ class ValueLearner(Learner):
         self.target_network = copy.deepcopy(q_network)
         self.q_network, self.normalizer, self.updates = q_network, normalizer, 0
         self.last_td_errors: torch.Tensor | None = None
+        self._own_act = redefined(q_network, "act")
         self._targets: list[tuple[FlatOptimizer, Target]] = []
         self.optimizer = FlatAdam(
             parameters(q_network), lr=learning_rate, eps=adam_epsilon, max_grad_norm=max_grad_norm
@@ -80,11 +83,28 @@ class ValueLearner(Learner):
         rng = None if deterministic else stream(rng)
         q_values = self._values(obs, deterministic, rng)
         actions = q_values.argmax(-1)
+        if self._own_act:
+            actions = with_arrays(self.q_network, self.q_network.act, obs)
         if rng is not None and self._epsilon > 0:
             for i, chance in enumerate(rng.random(len(actions)).tolist()):
                 if chance < self._epsilon:
                     actions[i] = rng.integers(q_values.shape[-1])
         return Acting(actions)
+
+    def _greedy_values(self) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        """Action values (B, A) for acting without chance, as a function of (network, obs) alone."""
+        raise NotImplementedError
+
+    def policy_module(self) -> nn.Module:
+        values = self._greedy_values()
+        if not self._own_act:
+            return Greedy(self.q_network, values)
+
+        def chosen(network: Any, obs: torch.Tensor) -> torch.Tensor:
+            choices = torch.arange(values(network, obs).shape[-1], device=obs.device)
+            return (choices == network.act(obs)[:, None]).float()
+
+        return Greedy(self.q_network, chosen)
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         metrics, rest = self.learn(batch)

@@ -4,7 +4,7 @@ One class per action space. ``sample`` maps network outputs (N, size) to actions
 a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,), the
 entropy None where there is no closed form of it;
 ``divergence`` maps two sets of outputs to KL(first || second), (B,); ``best`` maps outputs to what the action without chance is
-read off: the scores of choices, or a box's action itself.
+read off: the scores of choices, or a box's action itself; ``scores`` maps actions (B, ...) to outputs of ``best`` that tell them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class Categorical(ChoiceHead):
         logp = logits.log_softmax(-1)
         return logp.gather(-1, actions[:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
+    def scores(self, actions: torch.Tensor) -> torch.Tensor:
+        return (torch.arange(self.size, device=actions.device) == actions[:, None]).float()
+
     def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         logp = p.log_softmax(-1)
         return (logp.exp() * (logp - q.log_softmax(-1))).sum(-1)
@@ -88,6 +91,9 @@ class MultiCategorical(ChoiceHead):
         logps, entropies = zip(*(part.evaluate(piece, action) for part, piece, action in pieces))
         return torch.stack(logps).sum(0), torch.stack(entropies).sum(0)
 
+    def scores(self, actions: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.scores(action) for part, action in zip(self.parts, actions.unbind(-1))], -1)
+
     def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         pieces = zip(self.parts, p.split(self.sizes, -1), q.split(self.sizes, -1))
         return torch.stack([part.divergence(a, b) for part, a, b in pieces]).sum(0)
@@ -113,6 +119,9 @@ class Bernoulli(ChoiceHead):
         entropy = (F.softplus(-logits) + (1 - logits.sigmoid()) * logits).sum(-1)
         return logp, entropy
 
+    def scores(self, actions: torch.Tensor) -> torch.Tensor:
+        return 2.0 * actions - 1
+
     def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         on = p.sigmoid() * (F.logsigmoid(p) - F.logsigmoid(q))
         return (on + (-p).sigmoid() * (F.logsigmoid(-p) - F.logsigmoid(-q))).sum(-1)
@@ -131,6 +140,9 @@ class BoxHead:
 
     def best(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs[:, : self.dim].tanh()
+
+    def scores(self, actions: torch.Tensor) -> torch.Tensor:
+        return actions
 
 
 class DiagonalGaussian(BoxHead):

@@ -1,7 +1,10 @@
-"""Forward passes for acting: numpy on zero-copy views of the parameters where that is possible, torch elsewhere.
+"""Acting: networks as functions of arrays, by numpy on zero-copy views of the parameters where that is the same, by torch elsewhere.
 
 For one or a few observations a torch call costs ten times the arithmetic; numpy on the same memory does not. The views
 follow every update because optimizers change parameters in place.
+
+What is learned and what acts must be one function. A numpy form stands in for certain methods of a model, which the model declares
+in ``REPLACED``; where any of them is overridden, by whatever means (``models.overrides``), torch acts.
 """
 
 from __future__ import annotations
@@ -17,36 +20,122 @@ from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
+from rl_training.models.overrides import altered, ordinary, overridden, redefined, watch
+
+__all__ = [
+    "MOST_ROWS",
+    "Array",
+    "HostFunction",
+    "altered",
+    "device_of",
+    "host_forward",
+    "host_quantiles",
+    "numpy_layers",
+    "ordinary",
+    "overridden",
+    "redefined",
+    "through",
+    "with_arrays",
+]
 
 Array = np.ndarray
-Layer = Callable[[Array, np.random.Generator | None], Array]
+Layer = Callable[[Array, np.random.Generator | None, Array | None], Array]
 MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
 
 
-def host_forward(module: nn.Module) -> Callable[..., Array]:
-    """``module`` as a function of arrays. Make it after the parameters have reached their final place.
+def device_of(module: nn.Module) -> torch.device:
+    parameter = next(module.parameters(), None)
+    return parameter.device if parameter is not None else torch.device("cpu")
 
-    With a generator as second argument, noisy layers draw their noise from it; without one they have none.
+
+@torch.no_grad()
+def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Array) -> Any:
+    """``function`` of the arrays as tensors on the network's device: an array, or a tuple of arrays if it returns several tensors."""
+    device = device_of(network)
+    y = function(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
+    return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
+
+
+class HostFunction:
+    """A function of arrays that a network computes, in numpy if ``numpy_form(network)`` makes such a function (and not None), else by
+    ``torch_form(network, *arguments)``.
+
+    It follows the network: hooks, attributes, layers or memory that change later are noticed by the next call, and a copy of it
+    belongs to the copy of the network. So both forms must be functions of the network alone.
     """
-    slow = torch_forward(module, device_of(module))
-    layers = numpy_layers(module)
+
+    def __init__(
+        self, network: Any, numpy_form: Callable[[Any], Callable[..., Any] | None], torch_form: Callable[..., Any]
+    ) -> None:
+        self._network, self._numpy_form, self._torch_form = network, numpy_form, torch_form
+        self._decide()
+
+    def _decide(self) -> None:
+        self._function = self._numpy_form(self._network)
+        self._same = None if self._function is None else watch(self._network, attributes=True)
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether it is, as things stand, numpy that computes it."""
+        if self._same is not None and not self._same():
+            self._decide()
+        return self._function is not None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._same is not None:
+            if not self._same():
+                self._decide()
+            if self._function is not None:
+                return self._function(*arguments)
+        return self._torch_form(self._network, *arguments)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._network, self._numpy_form, self._torch_form
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._network, self._numpy_form, self._torch_form = state
+        self._function, self._same = None, _never  # the network may not be complete yet
+
+
+def _never() -> bool:
+    return False
+
+
+def host_forward(network: nn.Module) -> HostFunction:
+    """``network(x)`` as a function of (array, generator or None).
+
+    With a generator, noisy layers draw their noise from it; without one they have none. By torch, their noise follows the module's
+    mode.
+    """
+    return HostFunction(network, _numpy_forward, _torch_forward)
+
+
+def _torch_forward(network: nn.Module, x: Array, rng: np.random.Generator | None = None) -> Any:
+    return with_arrays(network, network, x)
+
+
+def _numpy_forward(network: nn.Module) -> Callable[..., Array] | None:
+    layers = numpy_layers(network)
     if layers is None:
-        return lambda x, rng=None: slow(x)  # noise follows the module's mode
+        return None
+    noisy = any(isinstance(part, NoisyLinear) for part in network.modules())
 
     def forward(x: Array, rng: np.random.Generator | None = None) -> Array:
-        if len(x) > MOST_ROWS and rng is None:
-            return slow(x)
+        if len(x) > MOST_ROWS and not noisy:
+            return _torch_forward(network, x)
         return through(layers, x, rng)
 
     return forward
 
 
 def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
-    """The network's ``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` as functions of arrays, or None."""
-    parts = [numpy_layers(part) for part in (network.encoder, network.embedding, network.head)]
-    if any(part is None for part in parts):
+    """The network's ``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` as functions of arrays; None where these would be
+    others than its own."""
+    if overridden(network):
         return None
-    encoder, embedding, head = (part or [] for part in parts)
+    encoder, embedding, head = (numpy_layers(part) for part in (network.encoder, network.embedding, network.head))
+    if encoder is None or embedding is None or head is None:
+        return None
     frequencies = network.frequencies.numpy()
 
     def encode(obs: Array, rng: np.random.Generator | None) -> Array:
@@ -61,62 +150,45 @@ def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Ca
     return encode, quantiles
 
 
-def through(layers: list[Layer], x: Array, rng: np.random.Generator | None) -> Array:
+def through(layers: list[Layer], x: Array, rng: np.random.Generator | None = None) -> Array:
+    """``x`` through the layers; never changed itself, whatever the layers do in place."""
+    given = x
     for layer in layers:
-        x = layer(x, rng)
+        x = layer(x, rng, None if x is given else x)
     return x
 
 
-def device_of(module: nn.Module) -> torch.device:
-    parameter = next(module.parameters(), None)
-    return parameter.device if parameter is not None else torch.device("cpu")
-
-
-def torch_forward(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A function of tensors as one of arrays, on any device; a tuple of arrays if it returns several tensors."""
-
-    @torch.no_grad()
-    def forward(*arrays: Array) -> Any:
-        y = function(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
-        return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
-
-    return forward
-
-
 def numpy_layers(module: nn.Module) -> list[Layer] | None:
-    """The module's layers as functions of arrays, or None if one of them has no numpy form here."""
+    """The module's layers as functions of (array, generator or None, where to write or None); None if one of them has no numpy
+    form here, or computes something else than its class does."""
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in module.parameters()):
         return None
-    if type(module) in (nn.Sequential, EnsembleMLP):
-        layers: list[Layer] = []
-        for child in module.children():
-            inner = numpy_layers(child)
-            if inner is None:
-                return None
-            layers += inner
-        return layers
-    make = _LAYERS.get(type(module))
-    return None if make is None else [make(module)]
+    if isinstance(getattr(module, "body", None), nn.Module) and not overridden(module, "forward"):
+        return numpy_layers(module.body)  # type: ignore[arg-type]
+    if ordinary(module, nn.Sequential, EnsembleMLP):
+        children = [numpy_layers(child) for child in module.children()]
+        return None if any(c is None for c in children) else [layer for c in children for layer in c or ()]
+    return _LAYERS[type(module)](module) if ordinary(module, *_LAYERS) else None
 
 
-def _linear(layer: nn.Linear) -> Layer:
+def _linear(layer: nn.Linear) -> list[Layer]:
     weight = layer.weight.detach().numpy().T
     bias = layer.bias.detach().numpy() if layer.bias is not None else np.float32(0)
 
-    def forward(x: Array, rng: np.random.Generator | None) -> Array:
+    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
         y = np.dot(x, weight)
         y += bias
         return y
 
-    return forward
+    return [forward]
 
 
-def _noisy_linear(layer: NoisyLinear) -> Layer:
-    plain = _linear(layer)  # type: ignore[arg-type]
+def _noisy_linear(layer: NoisyLinear) -> list[Layer]:
+    [plain] = _linear(layer)  # type: ignore[arg-type]
     sigma, bias_sigma = layer.weight_sigma.detach().numpy().T, layer.bias_sigma.detach().numpy()
 
-    def forward(x: Array, rng: np.random.Generator | None) -> Array:
-        y = plain(x, rng)
+    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
+        y = plain(x, rng, out)
         if rng is not None:
             noise = rng.standard_normal(sum(sigma.shape), np.float32)
             noise = np.sign(noise) * np.sqrt(np.abs(noise))
@@ -124,45 +196,46 @@ def _noisy_linear(layer: NoisyLinear) -> Layer:
             y += noise_out * (np.dot(x * noise_in, sigma) + bias_sigma)
         return y
 
-    return forward
+    return [forward]
 
 
-def _dueling(head: DuelingHead) -> Layer:
+def _dueling(head: DuelingHead) -> list[Layer] | None:
     value, advantage = numpy_layers(head.value), numpy_layers(head.advantage)
-    assert value is not None and advantage is not None  # of linear layers and activations alone
+    if value is None or advantage is None:
+        return None
 
-    def forward(x: Array, rng: np.random.Generator | None) -> Array:
+    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
         v, a = through(value, x, rng), through(advantage, x, rng)
         a = a.reshape(*x.shape[:-1], head.actions, head.atoms)
         return (v[..., None, :] + a - a.mean(-2, keepdims=True)).reshape(*x.shape[:-1], -1)
 
-    return forward
+    return [forward]
 
 
-def _ensemble_linear(layer: EnsembleLinear) -> Layer:
+def _ensemble_linear(layer: EnsembleLinear) -> list[Layer]:
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
-    def forward(x: Array, rng: np.random.Generator | None) -> Array:
+    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
         y = np.matmul(x, weight)
         y += bias
         return y
 
-    return forward
+    return [forward]
 
 
-def _relu(layer: nn.Module) -> Layer:
-    return lambda x, rng: np.maximum(x, np.float32(0), out=x)
+def _relu(layer: nn.Module) -> list[Layer]:
+    return [lambda x, rng, out: np.maximum(x, np.float32(0), out=out)]
 
 
-def _tanh(layer: nn.Module) -> Layer:
-    return lambda x, rng: np.tanh(x, out=x)
+def _tanh(layer: nn.Module) -> list[Layer]:
+    return [lambda x, rng, out: np.tanh(x, out=out)]
 
 
-def _identity(layer: nn.Module) -> Layer:
-    return lambda x, rng: x
+def _identity(layer: nn.Module) -> list[Layer]:
+    return [lambda x, rng, out: x]
 
 
-_LAYERS: dict[type, Callable] = {
+_LAYERS: dict[type, Callable[[Any], list[Layer] | None]] = {
     nn.Linear: _linear,
     Linear: _linear,
     NoisyLinear: _noisy_linear,

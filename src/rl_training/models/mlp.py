@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rl_training.models.overrides import ordinary
+
 FEW = 4  # outputs up to which sums beat a matrix product
 BLOCK = 800  # rows that pass through a network together where nothing is learned
 
@@ -74,15 +76,21 @@ class EnsembleMLP(nn.Sequential):
     def infer(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
         """``forward`` for many rows (E, B, in), without a gradient. On a CPU, blocks of rows pass through one member at a time
         and are activated in place, so that they stay in the cache."""
-        plain = all(isinstance(layer, EnsembleLinear | nn.SiLU) for layer in self)
+        layers = list(self)
+        linear, between = layers[::2], layers[1::2]
+        plain = (
+            ordinary(self, EnsembleMLP)
+            and len(linear) == len(between) + 1
+            and all(ordinary(layer, EnsembleLinear) for layer in linear)
+            and all(ordinary(layer, nn.SiLU) for layer in between)
+        )
         if x.device.type != "cpu" or not plain:
             return self(x, members)
-        layers = [layer for layer in self if isinstance(layer, EnsembleLinear)]
-        who = range(len(layers[0].weight)) if members is None else members.tolist()
-        result = x.new_empty(len(who), x.shape[-2], layers[-1].weight.shape[-1])
+        who = range(len(linear[0].weight)) if members is None else members.tolist()
+        result = x.new_empty(len(who), x.shape[-2], linear[-1].weight.shape[-1])
         for k, member in enumerate(who):
             rows = x if x.ndim == 2 else x[k]
-            weights = [(layer.bias[member], layer.weight[member]) for layer in layers]
+            weights = [(layer.bias[member], layer.weight[member]) for layer in linear]
             for block, out in zip(rows.split(BLOCK), result[k].split(BLOCK)):
                 for bias, weight in weights[:-1]:
                     block = F.silu(torch.addmm(bias, block, weight), inplace=True)

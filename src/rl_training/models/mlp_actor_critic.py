@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from rl_training.models.cnn import features, observation_shape
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
-from rl_training.models.host import device_of, host_forward, numpy_layers, torch_forward
+from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 
 
@@ -42,6 +42,14 @@ class MLPActorCritic(nn.Module):
     batched product. Images share the convolutional trunk. ``head`` is the action distribution: Categorical over ``action_dim``
     by default, a Gaussian with a state-independent deviation with ``continuous=True``.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = (
+        "forward",
+        "features",
+        "outputs",
+        "act",
+        "evaluate_actions",
+    )  # by numpy, in acting
 
     def __init__(
         self,
@@ -103,22 +111,9 @@ class MLPActorCritic(nn.Module):
         policy, value = self.features(obs)
         return self.outputs(policy), self.value_head(value).squeeze(-1)
 
-    def host(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """``forward`` on arrays, for acting."""
-        if numpy_layers(self.trunk) is None or type(self).forward is not MLPActorCritic.forward:
-            return torch_forward(self, device_of(self))
-        trunk, policy_head, value_head = map(host_forward, (self.trunk, self.policy_head, self.value_head))
-        log_std = None if self.log_std is None else self.log_std.detach().numpy()
-
-        def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            features = trunk(obs)
-            policy, value = (features, features) if features.ndim == 2 else features
-            outputs = policy_head(policy)
-            if log_std is not None:
-                outputs = np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], -1)
-            return outputs, value_head(value)[:, 0]
-
-        return forward
+    def host(self) -> HostFunction:
+        """``forward`` on arrays, for acting: observations (N, ...) to outputs (N, head.size) and values (N,)."""
+        return HostFunction(self, _numpy_forward, _torch_forward)
 
     def act(self, obs: torch.Tensor, *, deterministic: bool = False) -> PolicyOutput:
         with torch.no_grad():
@@ -131,3 +126,30 @@ class MLPActorCritic(nn.Module):
         outputs, values = self(obs)
         logprobs, entropy = self.head.evaluate(outputs, actions)
         return PolicyOutput(actions, logprobs, values, entropy)
+
+
+def _torch_forward(model: MLPActorCritic, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return with_arrays(model, model, obs)
+
+
+def _numpy_forward(
+    model: MLPActorCritic,
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
+    if overridden(model, "forward", "features", "outputs") or model.log_std is not model._parameters.get("log_std"):
+        return None
+    trunk, policy_head, value_head = map(numpy_layers, (model.trunk, model.policy_head, model.value_head))
+    if trunk is None or policy_head is None or value_head is None:
+        return None
+    log_std = None if model.log_std is None else model.log_std.detach().numpy()
+
+    def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if len(obs) > MOST_ROWS:
+            return _torch_forward(model, obs)
+        features = through(trunk, obs)
+        policy, value = (features, features) if features.ndim == 2 else features
+        outputs = through(policy_head, policy)
+        if log_std is not None:
+            outputs = np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], -1)
+        return outputs, through(value_head, value)[:, 0]
+
+    return forward

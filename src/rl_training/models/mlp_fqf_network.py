@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -38,13 +38,28 @@ def fractions_of(logits: torch.Tensor) -> Fractions:
     """Fractions with softmax(logits) between them."""
     log_probabilities = logits.log_softmax(-1)
     probabilities = log_probabilities.exp()
-    taus = torch.cat([torch.zeros_like(probabilities[:, :1]), probabilities.cumsum(-1)], 1)
+    first = torch.zeros_like(probabilities[:, :1])
+    inner = probabilities.cumsum(-1)[:, :-1]
+    inner = inner - (inner - 1).clamp(min=0).detach()  # sums may round to more than 1; the gradient stays
+    taus = torch.cat([first, inner, first + 1], 1)
     entropies = -(probabilities * log_probabilities).sum(-1)
     return Fractions(probabilities, taus, (taus[:, 1:] + taus[:, :-1]) / 2, entropies)
 
 
 class MLPFQFNetwork(ImplicitQuantiles):
-    """The implicit quantile network with a head that proposes ``num_quantiles`` fractions, nearly equal at first."""
+    """The implicit quantile network with a head that proposes ``num_quantiles`` fractions, nearly equal at first.
+
+    Learning and acting use ``encode``, ``propose``, ``quantiles`` and ``values``; ``forward`` is all of them at once, for others.
+    """
+
+    REPLACED: ClassVar[tuple[str, ...]] = (
+        "forward",
+        "encode",
+        "propose",
+        "quantiles",
+        "values",
+        "act",
+    )  # by numpy, in acting
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

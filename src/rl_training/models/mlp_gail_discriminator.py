@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +19,8 @@ class MLPGAILDiscriminator(nn.Module):
     Vectors are scaled by statistics of what it has been shown (``observe``). With ``absorbing``, a row may stand for the time
     after an episode has terminated: a flag is set, and observation and action are nothing.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by ``inputs`` and ``judge``, where there is a gradient penalty
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -58,6 +60,8 @@ class ImplicitQuantiles(nn.Module):
 
 class MLPIQNetwork(ImplicitQuantiles):
     """Quantiles at ``num_quantiles`` random fractions of each observation, or at given ones."""
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "encode", "quantiles", "act")  # by numpy, in acting
 
     def forward(
         self,

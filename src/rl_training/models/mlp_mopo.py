@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
+from rl_training.models.overrides import overridden
 
 TRUNCATION = 2.0  # deviations
 
@@ -41,6 +43,8 @@ class MLPMOPOEnsembleModel(nn.Module):
     Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of the
     log-variances are learned. ``elites`` are the members that rollouts ask.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("predict_distribution",)  # by ``draw``
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
@@ -84,7 +88,15 @@ class MLPMOPOEnsembleModel(nn.Module):
 
     @torch.no_grad()
     def draw(self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
-        """A sample (E, B, D + 1) of what ``predict_distribution`` describes, faster: for plans and rollouts."""
+        """A sample (E, B, D + 1) of what ``predict_distribution`` describes, faster: for plans and rollouts.
+
+        A subclass's own ``predict_distribution`` is asked with rows (B, ...), which is all that it has to take.
+        """
+        if overridden(self):
+            if obs.ndim == 2:
+                each = self.num_ensembles if members is None else len(members)
+                obs, actions = (x.expand(each, *x.shape) for x in (obs, actions))
+            return drawn_from_rows(self, obs, actions, members)
         means, logvars = self.net.infer(self._standardised(obs, actions), members).chunk(2, -1)
         return torch.randn_like(means).mul_(clamped_std(logvars, self.min_logvar, self.max_logvar)).add_(means)
 
@@ -118,6 +130,32 @@ class MLPMOPOEnsembleModel(nn.Module):
 
     def ensemble_parameters(self) -> Iterator[nn.Parameter]:
         return self.parameters()
+
+
+def drawn_from_rows(
+    model: Any, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A sample (E, B, D + 1) by any model's ``predict_distribution``, of inputs (E, B, ...) that are each member's own; of
+    ``members`` (M,) alone, M instead of E.
+
+    The model is asked with rows (E * B, ...), of which each member's own answers are kept. If it does not answer with (E, E * B, D + 1),
+    it is asked with (E, B, ...).
+    """
+    groups, rows, dim = obs.shape
+    means, logvars = model.predict_distribution(*(x.reshape(groups * rows, x.shape[-1]) for x in (obs, actions)))
+    if means.shape == (model.num_ensembles, groups * rows, dim + 1):
+        who = torch.arange(groups, device=means.device) if members is None else members
+        place = torch.arange(groups, device=means.device)
+        means, logvars = (x.view(len(x), groups, rows, dim + 1)[who, place] for x in (means, logvars))
+    else:
+        seen = tuple(means.shape)
+        means, logvars = model.predict_distribution(obs, actions)
+        if means.shape != (groups, rows, dim + 1):
+            raise ValueError(
+                f"{type(model).__name__}.predict_distribution should give means of shape (members, rows, obs_dim + 1) = "
+                f"{(model.num_ensembles, groups * rows, dim + 1)} for {groups * rows} rows, but gave {seen}"
+            )
+    return means + (0.5 * logvars).exp() * torch.randn_like(means)
 
 
 def drawn_by_one(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -12,6 +14,8 @@ from rl_training.models.mlp import Linear
 
 class MLPPolicy(nn.Module):
     """Observations, vectors or images, to what ``head`` makes a distribution of: (B, head.size)."""
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by numpy, in acting
 
     def __init__(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from rl_training.models.mlp import orthogonal_
 from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.overrides import overridden
 
 Architecture = Literal["detach", "dual"]
 
@@ -18,6 +19,8 @@ class MLPPPGModel(MLPActorCritic):
 
     Either way the auxiliary value, of the policy's features, is how what the value knows comes to shape them.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = MLPActorCritic.REPLACED  # its own ``features`` have the same values
 
     def __init__(self, *, architecture: Architecture = "detach", **shape: Any) -> None:
         super().__init__(**shape, towers=1 if architecture == "detach" else 2)
@@ -31,11 +34,13 @@ class MLPPPGModel(MLPActorCritic):
 
     def everything(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size), values (B,) and auxiliary values (B,), from one pass."""
+        if overridden(self, "forward"):  # what acts is ``forward``, so the auxiliary phase must not bypass it
+            return *self(obs), self.aux_head(self.features(obs)[0]).squeeze(-1)
         policy, value = self.features(obs)
         return self.outputs(policy), self.value_head(value).squeeze(-1), self.aux_head(policy).squeeze(-1)
 
     def policy_logits(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.outputs(self.features(obs)[0])
+        return self(obs)[0]
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
         return self(obs)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -50,6 +51,8 @@ class MLPQNetwork(nn.Module):
 
     Dueling: the last hidden layer exists twice, for values and for advantages. Noisy: every linear layer explores.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "act")  # by numpy, in acting
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,6 +11,8 @@ from rl_training.models.mlp_q_network import MLPQNetwork, epsilon_greedy
 
 class MLPQRQNetwork(MLPQNetwork):
     """Quantiles at the fractions (i + 1/2) / N: (B, A, N). The other arguments are those of ``MLPQNetwork``."""
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "act")  # by numpy, in acting
 
     def __init__(self, *, action_dim: int, num_quantiles: int, **arguments: Any) -> None:
         super().__init__(action_dim=action_dim, atoms=num_quantiles, **arguments)

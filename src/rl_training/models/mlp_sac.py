@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from rl_training.models.heads import HIGHEST, LOWEST, squash
-from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
+from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, ensemble_mlp, mlp
+from rl_training.models.overrides import ordinary, overridden
+
+NARROWEST = -5.0  # log-deviation of IQL's actor
 
 
 class SampledActions(NamedTuple):
@@ -22,6 +25,8 @@ class ActorAndCritics(nn.Module):
 
     Everything happens in the box [-1, 1]; the map to the environment's units is not the network's business.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("q_values",)  # by ``q_values_of_many``
 
     def __init__(
         self,
@@ -47,11 +52,17 @@ class ActorAndCritics(nn.Module):
 
     def q_values_of_many(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """M actions for each observation, (B, O) and (B, M, A) -> (C, B, M); what depends on the observation alone is
-        computed once."""
+        computed once, unless the critics are others than those built here."""
+        rows, many = actions.shape[:2]
+        if (
+            overridden(self, "q_values")
+            or not ordinary(self.critics, EnsembleMLP)
+            or not ordinary(self.critics[0], EnsembleLinear)
+        ):
+            return many_q_values(self, obs, actions)
         first = self.critics[0]
-        assert isinstance(first, EnsembleLinear)
         of_obs, of_actions = first.weight.split([obs.shape[-1], actions.shape[-1]], 1)
-        rows, many, critics = len(obs), actions.shape[1], len(first.weight)
+        critics = len(first.weight)
         shared = torch.baddbmm(first.bias, obs.expand(critics, *obs.shape), of_obs)
         own = actions.reshape(1, rows * many, -1).expand(critics, -1, -1) @ of_actions
         x = (own.view(critics, rows, many, -1) + shared[:, :, None]).flatten(1, 2)
@@ -66,8 +77,16 @@ class ActorAndCritics(nn.Module):
         return self.critics.parameters()
 
 
+def many_q_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """Values (C, B, M) of M actions for each observation, (B, O) and (B, M, A), by any model's ``q_values``."""
+    rows, many = actions.shape[:2]
+    return torch.stack(model.q_values(obs.repeat_interleave(many, 0), actions.flatten(0, 1))).view(-1, rows, many)
+
+
 class MLPSACModel(ActorAndCritics):
     """A squashed-Gaussian actor."""
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("policy", "sample_actions", "q_values")  # the first two by numpy, in acting
 
     def __init__(
         self,
@@ -99,6 +118,8 @@ class MLPSACModel(ActorAndCritics):
 class MLPTD3Model(ActorAndCritics):
     """A deterministic actor."""
 
+    REPLACED: ClassVar[tuple[str, ...]] = ("actions", "q_values")  # the first by numpy, in acting
+
     def __init__(self, **sizes: int | tuple[int, ...]) -> None:
         super().__init__(**sizes, actor_outputs=1)  # type: ignore[arg-type]
 
@@ -110,6 +131,9 @@ class MLPTD3Model(ActorAndCritics):
 class MLPIQLModel(MLPTD3Model):
     """A Gaussian with a bounded mean and a deviation that does not depend on the observation, and a value network."""
 
+    # the first three by numpy, in acting
+    REPLACED: ClassVar[tuple[str, ...]] = ("policy", "actions", "policy_log_std", "q_values")
+
     def __init__(self, *, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...] = (256, 256)) -> None:
         super().__init__(obs_dim=obs_dim, action_dim=action_dim, hidden_sizes=hidden_sizes)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
@@ -120,7 +144,7 @@ class MLPIQLModel(MLPTD3Model):
         return self.actions(obs), self.policy_log_std()
 
     def policy_log_std(self) -> torch.Tensor:
-        return self.log_std.clamp(-5.0, HIGHEST)
+        return self.log_std.clamp(NARROWEST, HIGHEST)
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
         return self.value(obs).squeeze(-1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import nn
+
+from rl_training.models.overrides import overridden
 
 
 def merge_moments(
@@ -22,6 +26,8 @@ class ObservationNormalizer(nn.Module):
 
     The statistics are buffers of the agent, so they are saved, loaded and applied wherever the agent goes.
     """
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by ``host``, in acting
 
     mean: torch.Tensor
     inverse_std: torch.Tensor
@@ -60,5 +66,9 @@ class ObservationNormalizer(nn.Module):
         return ((x - self.mean) * self.inverse_std).clamp(-self.clip, self.clip)
 
     def host(self, x: np.ndarray) -> np.ndarray:
+        """``forward`` on arrays, for acting."""
+        if overridden(self):
+            with torch.no_grad():
+                return self(torch.from_numpy(x).to(self.mean.device)).cpu().numpy()
         scaled = (x - self.mean.cpu().numpy()) * self.inverse_std.cpu().numpy()
         return np.clip(scaled, -self.clip, self.clip, out=scaled)
