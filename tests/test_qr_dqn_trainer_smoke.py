@@ -1,13 +1,16 @@
 """What the whole value-based family can be asked for, and QR-DQN in particular."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_training.data import ReplayBuffer
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_config import read_config
 from rl_training.runtime.dqn_trainer import SPECS, train_dqn
+from rl_training.runtime.workflows import resume_training
 from toys import Counter, Pictures, assert_same
 
 FAMILY = ("dqn", "qr_dqn", "iqn", "fqf")
@@ -96,3 +99,38 @@ def test_the_familys_trainer_serves_each_member_by_the_configs_name(tiny, algo):
 def test_plain_dqn_has_no_quantiles(tiny):
     with pytest.raises(ConfigError, match="num_quantiles"):
         get_algorithm_spec("dqn").options(tiny("dqn", num_quantiles=5))
+
+
+class Flash(gym.Env):
+    """Episodes of one step. Pictures tell a number, which the step adds one to and pays."""
+
+    observation_space, action_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8), gym.spaces.Discrete(2)
+
+    def _obs(self):
+        obs = np.zeros((1, 36, 36), np.uint8)
+        obs[0, 0, :4] = np.array([self.number], "<u4").view(np.uint8)
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = int(self.np_random.integers(2**23))
+        return self._obs(), {}
+
+    def step(self, action):
+        self.number += 1
+        return self._obs(), float(self.number), True, False, {}
+
+
+def test_pictures_are_right_after_a_run_was_made_longer(tiny):
+    """Two pictures a step: 400 steps have more than the 697 that their buffer has room for, and a longer run's has more room."""
+    config = tiny("dqn", total_timesteps=400, num_envs=2, train_frequency=50, hidden_sizes=[16], buffer_capacity=5_000)
+    first = get_algorithm_spec("dqn").train(config, env=Flash)
+    last = resume_training(first.run_dir, total_timesteps=600, env=Flash)
+    state = load_checkpoint(last.checkpoint_path).buffer_state["replay"]
+    buffer = ReplayBuffer(602, (1, 36, 36), (), obs_dtype=np.uint8, action_dtype=np.int64)
+    buffer.load_state_dict(state)
+    rows = buffer.columns()
+    before, after = (
+        np.ascontiguousarray(rows[name][:, 0, 0, :4]).view("<u4")[:, 0].tolist() for name in ("obs", "next_obs")
+    )
+    assert len(before) > 440 and after == rows["rewards"].tolist() == [number + 1 for number in before]
