@@ -123,6 +123,57 @@ def test_dimensions_without_bounds_keep_their_units():
     assert spaces.to_env(np.array([[7.0, 7.0]], np.float32)).tolist() == [[7.0, 3.0]]
 
 
+def test_bounds_too_wide_to_be_a_scale_count_as_none():
+    """Half a width of 100,000 is the limit: rotors turn 20,000 times a minute, and 1e6 or a float's largest number mean 'any'."""
+    largest = float(np.finfo(np.float32).max)
+    low, high = np.array([-largest, -1e6, 0.0, 0.0]), np.array([largest, 1e6, 2e4, 1e6])
+    spaces = Spaces.of(Counter(actions=gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))))
+    assert spaces.unbounded
+    given = np.array([[0.5, -0.5, 1.0, -1.0], [7.0, 7.0, 0.0, 1.0]], np.float32)
+    assert spaces.to_env(given).tolist() == [[0.5, -0.5, 2e4, 0.0], [7.0, 7.0, 1e4, 2.0]]
+    assert spaces.from_env(spaces.to_env(given)) == pytest.approx(given)
+    assert not Spaces.of(Counter(actions=gym.spaces.Box(-2e4, 2e4, (1,)))).unbounded
+
+
+def test_a_dimension_with_one_bound_starts_there():
+    space = gym.spaces.Box(np.array([5.0, -np.inf]), np.array([np.inf, -3.0]), dtype=np.float64)
+    spaces = Spaces.of(Counter(actions=space))
+    assert spaces.unbounded
+    assert spaces.to_env(np.array([[-1.0, 1.0], [1.0, -1.0]])).tolist() == [[5.0, -3.0], [7.0, -5.0]]
+
+
+def test_a_dimension_of_no_width_is_constant():
+    space = gym.spaces.Box(np.array([2.0, -1.0]), np.array([2.0, 1.0]), dtype=np.float32)
+    spaces = Spaces.of(Counter(actions=space))
+    given = np.array([[0.7, 0.5]], np.float32)
+    assert spaces.to_env(given).tolist() == [[2.0, 0.5]] and not spaces.unbounded
+    assert spaces.from_env(spaces.to_env(given)).tolist() == [[0.0, 0.5]]
+
+
+def test_a_multi_discrete_space_may_start_anywhere():
+    space = gym.spaces.MultiDiscrete([2, 3], start=[5, -1])
+    spaces = Spaces.of(Counter(actions=space))
+    assert spaces.to_env(np.array([[0, 0], [1, 2]])).tolist() == [[5, -1], [6, 1]]
+    assert spaces.from_env(np.array([[5, -1], [6, 1]])).tolist() == [[0, 0], [1, 2]]
+    rng = np.random.default_rng(0)
+    assert all(space.contains(action) for action in spaces.to_env(spaces.random_actions(rng, 50)))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "ppg", "bc"])
+def test_actions_that_start_elsewhere_and_constant_ones_are_learned(tiny, algo):
+    from rl_training.api import algorithms
+
+    narrow = gym.spaces.Box(np.array([2.0, -1.0]), np.array([2.0, 1.0]), dtype=np.float32)
+    for actions in (gym.spaces.MultiDiscrete([2, 3], start=[5, -1]), narrow):
+        gym.register("Own-v0", entry_point=lambda actions=actions: Counter(limit=9, actions=actions))
+        try:
+            agent = getattr(algorithms, algo.upper())(tiny(algo, env_id="Own-v0", total_timesteps=64))
+            assert agent.learn().metrics["eval_length_mean"] == 9  # the environment itself checks every action
+            assert actions.contains(np.asarray(agent.predict([0.0]), actions.dtype))
+        finally:
+            gym.registry.pop("Own-v0")
+
+
 def test_a_discrete_space_may_start_anywhere():
     spaces = Spaces.of(Counter(actions=gym.spaces.Discrete(3, start=-1)))
     assert spaces.to_env(np.array([0, 2])) == [-1, 1]

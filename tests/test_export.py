@@ -113,14 +113,15 @@ class Turned(gym.Env):
     ("env", "shape"),
     [
         (lambda: Counter(actions=gym.spaces.Discrete(4, start=-2)), ()),
-        (lambda: Counter(actions=gym.spaces.MultiDiscrete([2, 1, 3])), (3,)),
+        (lambda: Counter(actions=gym.spaces.MultiDiscrete([2, 1, 3], start=[7, -2, 0])), (3,)),
         (lambda: Counter(actions=gym.spaces.MultiBinary(4)), (4,)),
         (lambda: Counter(actions=gym.spaces.Box(np.array([[-1.0, 0.0]]), np.array([[3.0, 0.5]]), dtype=np.float64)), (1, 2)),
         (lambda: Counter(actions=gym.spaces.Box(-np.inf, np.inf, (2,)))  , (2,)),
+        (lambda: Counter(actions=gym.spaces.Box(np.array([3.0, -1.0]), np.array([3.0, 1e7]), dtype=np.float64)), (2,)),
         (Pictures, ()),
         (Turned, ()),
     ],
-    ids=["discrete", "multi-discrete", "multi-binary", "box", "unbounded box", "pictures", "channels last"],
+    ids=["discrete", "multi-discrete", "multi-binary", "box", "unbounded box", "odd bounds", "pictures", "channels last"],
 )  # fmt: skip
 def test_every_kind_of_space_goes_into_the_file(tiny, tmp_path, env, shape):
     result = get_algorithm_spec("ppo").train(tiny("ppo", env_id="own", total_timesteps=64), env=env)

@@ -11,8 +11,6 @@ from rl_training.experiment.config import ConfigError, TrainConfig, unknown
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec, get_entry
 
 if TYPE_CHECKING:
-    import gymnasium as gym
-
     from rl_training.algorithms.base import Learner
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
@@ -41,7 +39,10 @@ class ManagedAlgorithm:
         **options: Any,
     ) -> None:
         if not isinstance(config, TrainConfig):
-            env, config = (env, config) if isinstance(config, str) else (config, env_name(config))
+            if not isinstance(config, str):
+                from rl_training.envs.factory import env_name
+
+                env, config = config, env_name(config)
             config = self._short_form(config, options)
         elif options:
             raise ConfigError([((name,), "belongs into the config when one is given") for name in options])
@@ -153,15 +154,6 @@ class ManagedAlgorithm:
             self.config, state, device or self.config.device, env=self._env, network=self._network
         )
         self._checkpoint, self._references = path, state.trainer_state.get("references", {})
-
-
-def env_name(env: gym.Env | Any) -> str:
-    """What to call an environment that was given as an object or a function."""
-    spec = getattr(env, "spec", None)
-    if spec is not None:
-        return spec.id
-    inner = env if isinstance(env, type) else getattr(env, "unwrapped", env)
-    return getattr(inner, "__name__", type(inner).__name__).replace("<lambda>", "custom")
 
 
 _NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}

@@ -50,4 +50,4 @@ class Catch(gym.Env[np.ndarray, np.int64]):
         return board.repeat(PIXELS, 0).repeat(PIXELS, 1)[None]
 
 
-gym.register("Catch-v0", entry_point=f"{__name__}:Catch")
+gym.register("Catch-v0", entry_point=f"{__name__}:Catch", max_episode_steps=CELLS)  # never reached

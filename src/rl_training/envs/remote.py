@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
+
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import replayable
+from rl_training.errors import reason
 
 
 def connect(address: str | None = None) -> Any:
@@ -26,7 +29,7 @@ def connect(address: str | None = None) -> Any:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"no Ray cluster at {address!r}: {' '.join(str(error).split())}") from None
+        raise ValueError(f"no Ray cluster at {address!r}: {reason(error)}") from None
     return ray
 
 
@@ -52,10 +55,11 @@ class _Host:
     def begin(self) -> Any:
         return self._slot.begin()
 
-    def step(self, action: Any) -> tuple[Any, ...]:
-        obs, reward, terminated, truncated, _ = self._slot.step(action)
+    def step(self, action: Any) -> Any:
+        result = self._slot.step(action)
         self._slot.actions.append(action)
-        return obs, reward, terminated, truncated, {}
+        whole = isinstance(result, tuple) and len(result) == 5
+        return (*result[:4], {}) if whole else result  # info stays here; what is wrong is for the collector to refuse
 
     def state_dict(self) -> dict[str, Any]:
         return self._slot.state_dict()
@@ -72,6 +76,8 @@ class RemoteEnv:
     """As a ReplayableEnv, but ``send`` starts a step or an episode that ``step`` or ``begin`` then waits for."""
 
     def __init__(self, factory: EnvFactory, *, seed: int, index: int) -> None:
+        if isinstance(factory.source, gym.Env):
+            raise ValueError(f"{factory.name} was given as an object; for Ray's workers, pass a function that makes it")
         self._ray = connect()
         actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
         self._host = actor.remote(factory, seed, index)
@@ -110,8 +116,8 @@ class RemoteEnv:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayActorError as error:
-            last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
-            raise RuntimeError(f"its Ray worker is gone: {last}") from None
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise RuntimeError(f"its Ray worker is gone: {lines[-1] if lines else reason(error)}") from None
 
     def close(self) -> None:
         self._ray.kill(self._host)

@@ -12,6 +12,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rl_training.envs.checks import first_observation
+from rl_training.envs.wrappers import layers
+
 
 def episode_seed(*key: int) -> int:
     return int(np.random.SeedSequence(key).generate_state(1)[0])
@@ -33,7 +36,7 @@ class ReplayableEnv:
         return self._reset()
 
     def _reset(self) -> Any:
-        return self.env.reset(seed=episode_seed(*self._key, self.episode))[0]
+        return first_observation(self.env.reset(seed=episode_seed(*self._key, self.episode)))
 
     def state_dict(self) -> dict[str, Any]:
         actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
@@ -69,12 +72,7 @@ class ReplayableAtari(ReplayableEnv):
         self._earlier: list[list[Any]] = []  # actions of the game's finished episodes
 
     def _same_game(self) -> bool:
-        env = self.env
-        while isinstance(env, gym.Wrapper):
-            if getattr(env, "reset_continues", False):
-                return True
-            env = env.env
-        return False
+        return any(getattr(layer, "reset_continues", False) for layer in layers(self.env))
 
     def begin(self) -> Any:
         if self.episode >= 0:
@@ -90,7 +88,7 @@ class ReplayableAtari(ReplayableEnv):
         return super().begin()
 
     def _reset(self) -> Any:
-        return self.env.reset()[0] if self.episode > 0 else super()._reset()
+        return first_observation(self.env.reset()) if self.episode > 0 else super()._reset()
 
     def state_dict(self) -> dict[str, Any]:
         earlier = [torch.tensor(actions) for actions in self._earlier]

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
 CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
+WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Spaces:
     action_kind: str  # discrete, box, multi_discrete, multi_binary
     action_shape: tuple[int, ...]
     choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,)
-    start: int = 0  # the environment's number of the first discrete action
+    start: Any = 0  # the environment's number of the first discrete action; of each, for multi_discrete
     center: Any = None  # boxes: environment units = center + scale * action
     scale: Any = None
     env_shape: tuple[int, ...] = ()  # the action's shape in the environment
@@ -53,20 +54,21 @@ class Spaces:
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
         if isinstance(act, gym.spaces.MultiDiscrete) and act.nvec.ndim == 1:
-            nvec = tuple(int(n) for n in act.nvec)
-            return cls(**common, action_kind="multi_discrete", action_shape=(len(nvec),), choices=nvec)
+            nvec, start = tuple(int(n) for n in act.nvec), np.asarray(act.start, np.int64)
+            return cls(**common, action_kind="multi_discrete", action_shape=(len(nvec),), choices=nvec, start=start)
         if isinstance(act, gym.spaces.MultiBinary) and len(act.shape) == 1:
             return cls(**common, action_kind="multi_binary", action_shape=act.shape, choices=act.shape)
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             low, high = act.low.reshape(-1).astype(np.float64), act.high.reshape(-1).astype(np.float64)
-            bounded = np.isfinite(low) & np.isfinite(high)
-            bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+            bottom, top = _range(low, high)
             center, scale = (top + bottom) / 2, (top - bottom) / 2
             return cls(
                 **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
                 scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, low=low.astype(act.dtype), high=high.astype(act.dtype),
             )  # fmt: skip
-        raise ValueError(f"actions must be Discrete, Box, MultiDiscrete or MultiBinary, got {act}")
+        raise ValueError(
+            f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
+        )
 
     @property
     def image(self) -> bool:
@@ -89,8 +91,14 @@ class Spaces:
         return self.choices[0]
 
     @property
-    def unbounded(self) -> bool:
-        return self.low is not None and not np.isfinite([self.low, self.high]).all()
+    def unbounded(self) -> tuple[int, ...]:
+        """Dimensions of a box of actions whose bounds are no scale: there are none on one side or both, or they are too wide."""
+        return () if self.low is None else tuple(np.flatnonzero(~_bounded(self.low, self.high)).tolist())
+
+    @property
+    def given_shape(self) -> tuple[int, ...]:
+        """The shape of observations as the wrapped environment gives them."""
+        return (*self.obs_shape[1:], self.obs_shape[0]) if self.channels_last else self.obs_shape
 
     @property
     def action_dim(self) -> int:
@@ -129,18 +137,16 @@ class Spaces:
         if self.action_kind == "discrete":
             return (actions + self.start).tolist() if self.start else actions.tolist()
         if self.action_kind != "box":
-            return actions
+            return actions + self.start
         mapped = np.clip(self.center + self.scale * actions, self.low, self.high)
         return mapped.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""
-        if self.action_kind == "discrete":
-            return np.asarray(actions, np.int64) - self.start
         if self.action_kind != "box":
-            return np.asarray(actions, np.int64)
+            return np.asarray(actions, np.int64) - self.start
         rows = np.asarray(actions, np.float32).reshape(-1, *self.action_shape)
-        return (rows - self.center) / self.scale
+        return (rows - self.center) / np.where(self.scale > 0, self.scale, np.float32(1))  # a constant is 0
 
     def random_actions(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Uniform agent actions (N, ...)."""
@@ -150,6 +156,17 @@ class Spaces:
             return rng.integers(self.num_actions, size=n)
         upper = self.choices if self.action_kind == "multi_discrete" else 2
         return rng.integers(upper, size=(n, *self.action_shape))
+
+
+def _bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.isfinite(low) & np.isfinite(high) & (high / 2 - low / 2 <= WIDEST)
+
+
+def _range(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What -1 and 1 stand for in each dimension: its bounds, or without such, the two units within them that are nearest to zero."""
+    bounded, nearest = _bounded(low, high), np.maximum(low, np.minimum(-1.0, high - 2))
+    return np.where(bounded, low, nearest), np.where(bounded, high, nearest + 2)
 
 
 def is_image(space: gym.Space) -> bool:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.spaces import CHANNELS, is_image
+
+
+def layers(env: gym.Env) -> Iterator[gym.Env]:
+    """An environment's wrappers from the outside in, and what they wrap."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
 
 
 def area_weights(source: int, target: int) -> np.ndarray:
@@ -131,7 +140,9 @@ class AtariPreprocessing(gym.Wrapper):
         terminal_on_life_loss: bool,
     ) -> None:
         super().__init__(env)
-        self._skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
+        self._counted = False  # whether the frames of a step of the environment within have been counted
+        self._refuse_conflicts()
+        self.frame_skip, self._noops, self._lives_matter = frame_skip, noop_max, terminal_on_life_loss
         self.metadata = {**env.metadata, "render_fps": 60 / frame_skip}  # the console drew sixty frames a second
         self._ale = env.unwrapped.ale  # type: ignore[attr-defined]
         height, width = self._ale.getScreenDims()
@@ -141,6 +152,25 @@ class AtariPreprocessing(gym.Wrapper):
         self._screen = self._ale.getScreenGrayscale if grayscale else self._ale.getScreenRGB
         self.life_lost, self.lives = False, 0
         self.observation_space = gym.spaces.Box(0, 255, (channels, screen_size, screen_size), np.uint8)
+
+    def _refuse_conflicts(self) -> None:
+        """What is done here must not be done within as well, or undone by it."""
+        *wrappers, base = layers(self.env)
+        if not hasattr(base, "ale"):
+            name = base.spec.id if base.spec is not None else type(base).__name__
+            raise ValueError(f"wrappers.atari is for ALE environments, and {name} is none")
+        skip = getattr(base, "_frameskip", 1)
+        if skip != 1:
+            raise ValueError(
+                f"wrappers.atari repeats actions itself (wrappers.atari.frame_skip), and the environment skips {skip} frames "
+                "of its own: make it with frameskip=1, or leave wrappers.atari out"
+            )
+        for wrapper in wrappers:
+            if isinstance(wrapper, gym.ObservationWrapper) or getattr(wrapper, "_observation_space", None) is not None:
+                raise ValueError(
+                    f"wrappers.atari reads the screen itself, and what {type(wrapper).__name__} makes of it would be lost: "
+                    "leave one of them out"
+                )
 
     def _observation(self) -> np.ndarray:
         return self._resize(np.moveaxis(self._screens.max(0), -1, 0))
@@ -165,12 +195,20 @@ class AtariPreprocessing(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         total, info = 0.0, {}  # type: float, dict[str, Any]
         terminated = truncated = False
-        for repeat in range(self._skip):
+        before = self._ale.getEpisodeFrameNumber()
+        for repeat in range(self.frame_skip):
             _, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)
+            if not self._counted:
+                self._counted, taken = True, self._ale.getEpisodeFrameNumber() - before
+                if taken > 1:
+                    raise ValueError(
+                        f"wrappers.atari repeats actions itself, and a step of the environment within took {taken} frames: "
+                        "leave out what repeats them there"
+                    )
             if self._lives_matter and self._ale.lives() < self.lives and not (terminated or truncated):
                 self.life_lost = terminated = True
-            if repeat >= self._skip - 2 or terminated or truncated:
+            if repeat >= self.frame_skip - 2 or terminated or truncated:
                 self._screen(self._screens[repeat % 2].squeeze())
             if terminated or truncated:
                 break

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rl_training.envs.factory import EnvFactory
+from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
+from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import replayable
 from rl_training.envs.spaces import Spaces
 
+VECTORS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))  # what most observations are made of
 
-class EnvironmentFailure(RuntimeError):
-    """An environment raised, or returned something that cannot be learned from."""
+__all__ = ["CollectResult", "Collector", "EnvironmentFailure", "Step"]
 
 
 class Step(NamedTuple):
@@ -66,18 +67,29 @@ class Collector:
         self._envs: list[Any]
         if remote:
             self._envs = [RemoteEnv(factory, seed=seed, index=i) for i in range(num_envs)]
-            self.spaces = factory.spaces()
+            first = factory.make(training=True)
+            first.close()
         else:
             self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
-            self.spaces = Spaces.of(self._envs[0].env)
+            first = self._envs[0].env
+        self.spaces = Spaces.of(first)
+        if not has_time_limit(first):
+            warnings.warn(
+                f"{factory.name} has no time limit: if its episodes may go on for ever, set env_kwargs.max_episode_steps",
+                stacklevel=2,
+            )
+        self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
         self._box = self.spaces.action_kind == "box"
         self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
         shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
         self.obs, self._previous, self._next = (np.zeros(shape, dtype) for _ in range(3))
+        size = self._next[0].size if self._check_obs else 0
+        self._zeros = np.zeros((num_envs, size), np.float32)  # times these, what is not finite becomes NaN
         self._rewards, self._terminated, self._truncated = (np.zeros(num_envs, np.float32) for _ in range(3))
         self._encode = self.spaces.encode if self.spaces.channels_last else None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._ended: list[int] = []  # the environments whose episode ended at the last step
         self.steps, self.episodes = 0, 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
         self._begin_all(range(num_envs))
@@ -90,9 +102,20 @@ class Collector:
             self._begin(i)
 
     def _begin(self, i: int) -> None:
-        obs = attempt(f"on reset, step {self.steps}", self._envs[i].begin)
+        try:  # not by attempt(): episodes may be short
+            obs = self._envs[i].begin()
+        except Exception as error:
+            raise failure(self._who(i), error, f"on reset, step {self.steps}") from error
+        vector = self._check_obs and isinstance(obs, np.ndarray) and obs.dtype in VECTORS and obs.shape == self._shape
+        if not vector:
+            obs = attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, obs)
         self.obs[i] = obs if self._encode is None else self._encode(obs)
+        if vector and self.obs[i].dot(self._zeros[i]) != 0:
+            attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, self.obs[i])
         self._returns[i], self._lengths[i] = 0.0, 0
+
+    def _who(self, i: int) -> str:
+        return f"environment {i} ({self._name})"
 
     def step(self, actions: np.ndarray) -> Step:
         """Agent actions (N, ...), boxes in [-1, 1]."""
@@ -100,29 +123,45 @@ class Collector:
             raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
         np.copyto(self._previous, self.obs)
         rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
-        ended = []
+        shape, images = self._shape, not self._check_obs
+        for i in self._ended:  # of the step before
+            self._terminated[i] = self._truncated[i] = 0
+        self._ended = ended = []
         taken = self.spaces.to_env(actions)
         if self._remote:
             for slot, action in zip(self._envs, taken):
                 slot.send(action)
         for i, action in enumerate(taken):
             slot = self._envs[i]
-            try:
-                obs, reward, terminated, truncated, _ = slot.step(action)
-            except Exception as error:  # not by attempt(): this is the hot path
-                raise EnvironmentFailure(f"an environment raised {_brief(error)} at step {self.steps}") from error
+            try:  # not by attempt(): this is the hot path
+                result = slot.step(action)
+            except Exception as error:
+                raise failure(self._who(i), error, f"at step {self.steps}") from error
             slot.actions.append(action)
+            try:
+                obs, reward, terminated, truncated, _ = result
+                reward = float(reward)
+                usual = obs.shape == shape and (
+                    terminated is truncated is False
+                    or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
+                )
+            except (TypeError, ValueError, AttributeError):
+                usual = False
+            if not usual or (images and obs.dtype != np.uint8):
+                when = f"at step {self.steps}"
+                obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
             next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
-            rewards[i] = reward = float(reward)
+            rewards[i] = reward
             if not isfinite(reward) and self._check_rewards:
-                raise EnvironmentFailure(f"environment {i} gave the reward {reward} at step {self.steps}")
-            self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
+                raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
             self._returns[i] += reward
             self._lengths[i] += 1
             if terminated or truncated:
+                self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
                 ended.append(i)
-        if self._check_obs and not isfinite(next_rows.sum()) and not np.isfinite(next_rows).all():
-            raise EnvironmentFailure(f"an observation is not finite at step {self.steps}: {next_rows}")
+        if self._check_obs and next_rows.ravel().dot(self._zeros.ravel()) != 0:
+            for i, row in enumerate(next_rows):
+                attempt(self._who(i), f"at step {self.steps}", self._checks.observation, row)
         self.steps += len(obs_rows)
         for i in ended:
             self.recent.append((self._returns[i], self._lengths[i]))
@@ -178,16 +217,3 @@ class Collector:
     def close(self) -> None:
         for slot in self._envs:
             slot.env.close()
-
-
-def attempt(when: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call into an environment; whatever it raises becomes an EnvironmentFailure."""
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:
-        raise EnvironmentFailure(f"an environment raised {_brief(error)} {when}") from error
-
-
-def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

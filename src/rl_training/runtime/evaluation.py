@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.factory import EnvFactory
+from rl_training.envs.checks import Checks, attempt
+from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
-from rl_training.runtime.collector import attempt
 
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
-LONGEST = 100_000  # steps after which an episode without an end is cut
+LONGEST = 100_000  # steps after which any episode is cut
+UNLIMITED = 10_000  # the same for environments without a time limit
 REFERENCES = ("random_return", "expert_return")
 Watch = Callable[[int, gym.Env, Any], None]  # the episode's number, the environment, and its observation
 
@@ -42,21 +43,30 @@ def evaluate(
 ) -> dict[str, float]:
     """The same episodes every time for the same seed, so that evaluations of one run can be compared.
 
-    ``most_steps`` cuts every episode; ``watch`` is shown the environment at every observation.
+    ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the environment has no time
+    limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were. ``watch`` is shown the environment at every observation.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
-    returns, lengths = [], []
+    returns, lengths, cut = [], [], 0
     trained = agent.training
     rng = np.random.default_rng((seed, EVALUATION))
     agent.set_eval_mode()
     env = factory.make(training=False)
     try:
-        spaces = Spaces.of(env)
+        spaces, name = Spaces.of(env), factory.name
+        checks, longest = Checks(spaces), LONGEST if has_time_limit(env) else UNLIMITED
+
+        def start(seed: int) -> Any:
+            return checks.reset(env.reset(seed=seed))
+
+        def take(action: Any) -> tuple[Any, float, bool, bool]:
+            return checks.step(env.step(action))
+
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             for episode in range(episodes):
-                obs, _ = attempt("on reset, in evaluation", env.reset, seed=episode_seed(seed, EVALUATION, episode))
+                obs = attempt(name, "on reset, in evaluation", start, episode_seed(seed, EVALUATION, episode))
                 carry, done, total, length = agent.initial_carry(1), False, 0.0, 0
                 if watch is not None:
                     watch(episode, env, obs)
@@ -64,23 +74,25 @@ def evaluate(
                     acting = agent.act(spaces.encode(obs)[None], carry=carry, deterministic=deterministic, rng=rng)
                     carry = acting.carry
                     action = spaces.to_env(acting.actions)[0]
-                    obs, reward, terminated, truncated, _ = attempt("in evaluation", env.step, action)
-                    total, length, done = total + float(reward), length + 1, terminated or truncated
+                    obs, reward, terminated, truncated = attempt(name, "in evaluation", take, action)
+                    total, length, done = total + reward, length + 1, terminated or truncated
                     if watch is not None:
                         watch(episode, env, obs)
+                    if not done and length >= longest and length != most_steps:
+                        done, cut = True, cut + 1
                     done = done or length == most_steps
-                    if length >= LONGEST and not done:
-                        done = True
-                        warnings.warn(
-                            f"evaluation cut an episode after {LONGEST:,} steps; set env_kwargs.max_episode_steps",
-                            stacklevel=2,
-                        )
                 returns.append(total)
                 lengths.append(length)
     finally:
         env.close()
         if trained:
             agent.set_train_mode()
+    if cut:
+        warnings.warn(
+            f"evaluation: {cut} of {episodes} episodes of {name} were cut after {longest:,} steps; "
+            "set env_kwargs.max_episode_steps",
+            stacklevel=2,
+        )
     return {
         "eval_return_mean": float(np.mean(returns)),
         "eval_return_std": float(np.std(returns)),
@@ -88,4 +100,5 @@ def evaluate(
         "eval_return_max": float(np.max(returns)),
         "eval_length_mean": float(np.mean(lengths)),
         "eval_episodes": float(episodes),
+        "eval_episodes_cut": float(cut),
     }

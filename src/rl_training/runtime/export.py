@@ -57,6 +57,7 @@ class Policy(nn.Module):
     action_scale: torch.Tensor
     action_low: torch.Tensor
     action_high: torch.Tensor
+    action_start: torch.Tensor
 
     def __init__(self, agent: Learner, spaces: Spaces) -> None:
         super().__init__()
@@ -66,6 +67,8 @@ class Policy(nn.Module):
         if spaces.action_kind == "box":
             for name in ("center", "scale", "low", "high"):
                 self.register_buffer(f"action_{name}", torch.from_numpy(getattr(spaces, name)))
+        if spaces.action_kind == "multi_discrete":
+            self.register_buffer("action_start", torch.from_numpy(spaces.start))
         self.to("cpu").eval().requires_grad_(False)
 
     def _encoded(self, obs: torch.Tensor) -> torch.Tensor:
@@ -85,7 +88,8 @@ class Policy(nn.Module):
         if spaces.action_kind == "discrete":
             return best.argmax(-1) + spaces.start
         if spaces.action_kind == "multi_discrete":
-            return torch.stack([part.argmax(-1) for part in best.split(list(spaces.choices), -1)], -1)
+            chosen = [part.argmax(-1) for part in best.split(list(spaces.choices), -1)]
+            return torch.stack(chosen, -1) + self.action_start
         if spaces.action_kind == "multi_binary":
             return (best > 0).long()
         mapped = self.action_center + self.action_scale * best

@@ -423,6 +423,7 @@ class Run(Stateful):
 
     def _file_metadata(self) -> dict[str, Any]:
         facts = {"algo": self.config.algo, "env_id": self.config.env_id, "step": self.step, "saved": time.time()}
+        facts["own_env"] = not isinstance(self.factory.source, str)
         return {**facts, "best_eval": self._best_eval}  # no part of the state: it depends on when evaluations happened
 
     def _advice_dir(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -49,8 +48,6 @@ class SACOptions(OffPolicyOptions):
 def build(
     cfg: SACOptions, plan: Blueprint, *, learner: Callable[..., SAC] = SAC, network: Network = MLPSACModel
 ) -> SAC:
-    if plan.spaces.unbounded:
-        warnings.warn("the action space has no bounds in some dimensions: there, sac acts within [-1, 1]", stacklevel=2)
     return learner(
         model=plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes),
         learning_rate=cfg.learning_rate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
-from rl_training.envs.spaces import Spaces
+from rl_training.envs.spaces import WIDEST, Spaces
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, fitting
 from rl_training.experiment.config import ConfigError, TrainConfig
 from rl_training.experiment.logging import Logger, Loggers
@@ -133,10 +134,18 @@ class AlgorithmSpec:
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         if config.record_video:
             check_recording(factory, config.env_id)
+        if checkpoint_state is not None:
+            _mention_own_env(checkpoint_state, config, env)
         plan = self.blueprint(config, factory, network, config.device)
         chosen = {} if checkpoint_state is not None else self.chosen(config, plan.spaces)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.unbounded:
+            warnings.warn(
+                f"the actions of {config.env_id} have no bounds in some dimensions {list(plan.spaces.unbounded)} (or bounds "
+                f"further apart than {2 * WIDEST:,.0f}): there, the agent's -1 and 1 are two units of the environment's",
+                stacklevel=2,
+            )
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
@@ -160,6 +169,7 @@ class AlgorithmSpec:
         """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
         self._check_origin(checkpoint_state)
         options = self.options(with_options(config, saved_options(checkpoint_state)))
+        _mention_own_env(checkpoint_state, config, env)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
         agent = self.build(options, plan)
@@ -212,6 +222,16 @@ def with_options(config: TrainConfig, options: dict[str, Any]) -> TrainConfig:
 def saved_options(state: CheckpointState) -> dict[str, Any]:
     """The algorithm options that a checkpoint's run was made with, those chosen by its task included."""
     return state.config.get("algo_kwargs", {})
+
+
+def _mention_own_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
+    """The id of an environment that was given as an object may stand for another one."""
+    if env is None and state.metadata.get("own_env"):
+        warnings.warn(
+            f"this agent was trained on an environment of your own: pass it again (env=...), or it meets {config.env_id!r} as "
+            "it is registered",
+            stacklevel=3,
+        )
 
 
 def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:

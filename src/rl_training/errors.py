@@ -1,0 +1,17 @@
+"""Exceptions of others as a part of our own messages."""
+
+from __future__ import annotations
+
+
+def reason(error: BaseException) -> str:
+    """An exception's text in one line; with its type where the text alone says little, as for a KeyError, or where it has none."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    if not text:
+        return kind
+    return f"{kind}: {text}" if isinstance(error, LookupError | AssertionError) else text
+
+
+def raised(error: BaseException) -> str:
+    """An exception as ``Type: text``, in one line."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    return f"{kind}: {text}" if text else kind
