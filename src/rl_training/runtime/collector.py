@@ -17,6 +17,7 @@ from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import replayable
 from rl_training.envs.spaces import Spaces
+from rl_training.errors import raised
 
 VECTORS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))  # what most observations are made of
 
@@ -202,10 +203,8 @@ class Collector:
                 obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
                 self.obs[i] = obs if self._encode is None else self._encode(obs)
                 self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
-            except (
-                Exception
-            ) as error:  # an episode that ended sooner this time may refuse further steps, or anything else
-                self.lost[i], why = 1.0, f" ({_brief(error)})"
+            except Exception as error:  # an episode that ended sooner this time may refuse further steps, or raise anything
+                self.lost[i], why = 1.0, f" ({raised(error)})"
             if self.lost[i]:
                 warnings.warn(
                     f"environment {i} cannot be rebuilt from its seed and actions{why}: it starts a new episode, "
