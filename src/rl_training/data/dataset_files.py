@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_training.data.boundaries import DatasetError, TimeLimit
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.errors import reason
 
 COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
 
@@ -41,7 +42,7 @@ def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
         if "allow_pickle" in str(error) or "pickled" in str(error):
             raise DatasetError(f"{path} holds pickled objects, which could run code; it was not read") from None
-        raise DatasetError(f"{path} is damaged or not an npz file ({_brief(error)})") from None
+        raise DatasetError(f"{path} is damaged or not an npz file ({reason(error)})") from None
     return _dataset({**columns, "meta": _meta(columns.pop("meta", None), path)}, path, time_limit)
 
 
@@ -76,7 +77,7 @@ def read_hdf5(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
             groups = [name for name in file if isinstance(file[name], h5py.Group)]
             meta = _meta(file.attrs.get("meta"), path)
     except (OSError, KeyError, RuntimeError) as error:
-        raise DatasetError(f"{path} is damaged or not an hdf5 file ({_brief(error)})") from None
+        raise DatasetError(f"{path} is damaged or not an hdf5 file ({reason(error)})") from None
     if groups and not columns:
         raise DatasetError(f"{path} holds groups ({', '.join(groups[:3])}, ...), not D4RL's columns of transitions")
     return _dataset({**columns, "meta": meta}, path, time_limit)
@@ -110,7 +111,7 @@ def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset
         try:
             minari.download_dataset(dataset_id)
         except Exception as error:
-            raise DatasetError(f"Minari could not fetch {dataset_id!r}: {_brief(error)}") from None
+            raise DatasetError(f"Minari could not fetch {dataset_id!r}: {reason(error)}") from None
     source = minari.load_dataset(dataset_id)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for episode in source.iterate_episodes():
@@ -174,7 +175,7 @@ def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
                 **{name: value for name, value in references.items() if value is not None},
             )
     except (ValueError, AssertionError) as error:
-        raise DatasetError(f"Minari refused {dataset_id!r}: {_brief(error)}") from None
+        raise DatasetError(f"Minari refused {dataset_id!r}: {reason(error)}") from None
     created.storage.update_metadata({"meta": json.dumps(dataset.meta)})
 
 
@@ -192,7 +193,7 @@ def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) 
         if isinstance(error, DatasetError):
             text = str(error)
             raise DatasetError(text if str(where) in text else f"{where}: {text}") from None
-        raise DatasetError(f"{where} does not hold transitions ({_brief(error)})") from None
+        raise DatasetError(f"{where} does not hold transitions ({reason(error)})") from None
 
 
 def _exists(path: Path) -> None:
@@ -235,7 +236,3 @@ def _flat(space: Any, observations: Any, rows: int) -> np.ndarray:
     else:
         singles = [tuple(value[i] for value in observations) for i in range(rows)]
     return np.stack([np.asarray(gym.spaces.flatten(space, single)) for single in singles])
-
-
-def _brief(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -203,7 +203,9 @@ class Collector:
                 obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
                 self.obs[i] = obs if self._encode is None else self._encode(obs)
                 self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
-            except Exception as error:  # an episode that ended sooner this time may refuse further steps, or raise anything
+            except (
+                Exception
+            ) as error:  # an episode that ended sooner this time may refuse further steps, or raise anything
                 self.lost[i], why = 1.0, f" ({raised(error)})"
             if self.lost[i]:
                 warnings.warn(
