@@ -57,7 +57,7 @@ class Networks:
         self._flats = list(_flats(vars(learner).values()))
         present = self._present()
         self._learned = {id(p) for flat in self._flats for p in flat.params} & present
-        self.same = watch(*self._modules.values())
+        self.same = watch(vars(learner))
         self._held = [m._parameters.values() for part in self._modules.values() for m in part.modules()]
         self._parameters = list(chain.from_iterable(self._held))
 

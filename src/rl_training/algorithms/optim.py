@@ -283,6 +283,7 @@ class Compiled:
         self._names: list[str] = []
         self.direct = False  # whether calls go straight to the kernels
         self.failed: str | None = None
+        self.used = False
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._eager, self.failed  # a graph holds the memory of its learner: a copy compiles its own
@@ -290,10 +291,6 @@ class Compiled:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(state[0])  # type: ignore[misc]
         self.failed = state[1]
-
-    @property
-    def used(self) -> bool:
-        return self._call is not None or self.failed is not None
 
     def __call__(self, batch: Tensors) -> tuple[Metrics, Tensors]:
         if self.failed:
@@ -314,7 +311,7 @@ class Compiled:
         return Metrics(names, scalars), rest
 
     def _first(self, batch: Tensors, inputs: tuple[torch.Tensor, ...], layout: tuple) -> tuple[Metrics, Tensors]:
-        names, function = layout[0], self._eager
+        names, function, self.used = layout[0], self._eager, True
         unpack = names if callable(names) else lambda *tensors: dict(zip(names, tensors))
 
         def update(*tensors: torch.Tensor) -> tuple[list[str], torch.Tensor, Tensors]:

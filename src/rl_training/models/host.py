@@ -72,7 +72,7 @@ class HostFunction:
 
     def _decide(self) -> None:
         self._function = self._numpy_form(self._network)
-        self._same = None if self._function is None else watch(self._network, attributes=True)
+        self._same = None if self._function is None else watch({"network": self._network}, attributes=True)
 
     @property
     def in_numpy(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -43,10 +44,15 @@ def altered(module: nn.Module) -> bool:
     return bool(hooks) or "parametrizations" in module._modules or type(module).__call__ is not nn.Module.__call__
 
 
-def watch(*roots: nn.Module, attributes: bool = False) -> Callable[[], bool]:
-    """A function that tells, in a microsecond or two, whether modules are as they are now: the same submodules, tensors in the same
-    memory, the same number of forward hooks and, if asked for, of attributes (a method may be set on an instance)."""
-    modules = list(dict.fromkeys(module for root in roots for module in root.modules()))
+def watch(holder: dict[str, Any], *, attributes: bool = False) -> Callable[[], bool]:
+    """A function that tells, in a microsecond or two, whether the modules in ``holder`` (by name) are as they are now: the same modules
+    and submodules, tensors in the same memory, the same number of forward hooks and, if asked for, of attributes (a method may
+    be set on an instance)."""
+    names = [name for name, part in holder.items() if isinstance(part, nn.Module)]
+    if not names:
+        return lambda: True
+    get = itemgetter(*names)
+    modules = list(dict.fromkeys(module for name in names for module in holder[name].modules()))
     children = [m._modules.values() for m in modules if m._modules]
     tensors = [d.values() for m in modules for d in (m._parameters, m._buffers) if d]
     hooks = [d for m in modules for d in (m._forward_hooks, m._forward_pre_hooks)]
@@ -54,14 +60,16 @@ def watch(*roots: nn.Module, attributes: bool = False) -> Callable[[], bool]:
     counted = [*(d for d in hooks if d), *(vars(m) for m in modules if attributes)]
     pointer = torch.Tensor.data_ptr if all(t is not None for d in tensors for t in d) else _pointer
     joined = chain.from_iterable
-    their_children, their_memory, number = [*joined(children)], [*map(pointer, joined(tensors))], sum(map(len, counted))
+    roots, inner, memory = get(holder), [*joined(children)], [*map(pointer, joined(tensors))]
+    number = sum(map(len, counted))
 
     def same() -> bool:
         return (
-            [*map(pointer, joined(tensors))] == their_memory
-            and [*joined(children)] == their_children
+            [*map(pointer, joined(tensors))] == memory
+            and [*joined(children)] == inner
+            and get(holder) == roots
             and not any(absent)
-            and sum(map(len, counted)) == number
+            and (not counted or sum(map(len, counted)) == number)
         )
 
     return same
