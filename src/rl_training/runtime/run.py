@@ -102,6 +102,7 @@ class Run(Stateful):
         self.config, self.spaces, self.device = config, spaces, device
         self._options, self.factory, self._own_loggers = options, factory, loggers
         self._state = TrainerState()
+        self._progress = Progress("off", title="", total=1, start=0)  # until the run begins
         self._on_update = listeners(callbacks, "on_update_end")
         self._on_collect = listeners(callbacks, "on_collect_end")
         self._hooks = {h: listeners(callbacks, h) for h in ("on_train_start", "on_eval_end", "on_train_end")}
@@ -264,7 +265,8 @@ class Run(Stateful):
         self._saved_at, began, status = -1, time.time(), "failed"
         runs.write_metadata(context, {"status": "running", "engine": self.engine.state_dict()})
         try:
-            self._progress.say(f"{title}: {self.engine.why}; run directory {context.run_dir}")
+            self._progress.say(f"{title}: run directory {context.run_dir}")
+            self._progress.say(f"{title}: {self.engine.why}")
             for hook in self._hooks["on_train_start"]:
                 hook(self._shown())
             if self.budget_spent or (self._max_epochs is not None and self.epoch >= self._max_epochs):
@@ -298,7 +300,7 @@ class Run(Stateful):
             (context.run_dir / "error.txt").write_text(traceback.format_exc())
             raise TrainingFailure(f"{error}; {self._advice(context)}") from error
         finally:
-            self._progress.close()
+            self._progress.close(self.step)
             self._loggers.close()
             seconds = round(time.time() - began, 1)
             with contextlib.suppress(OSError):
@@ -441,6 +443,7 @@ class Run(Stateful):
             if self._state.should_stop and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._state.request_stop(f"received {signal.Signals(number).name}")
+            self._progress.note(stop="stopping")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
