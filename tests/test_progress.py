@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ import rl_training
 from rl_training import TrainConfig
 from rl_training.algorithms.dqn import DQN
 from rl_training.cli import main
-from rl_training.experiment.logging import Progress, can_redraw, clock, spread
+from rl_training.experiment.logging import Progress, bar_line, can_redraw, clock, spread
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import engine
 from rl_training.runtime.callbacks import Callback
@@ -320,3 +321,50 @@ def test_width_and_processors_decide_how_many_threads_are_useful(tmp_path, monke
     assert useful(4, 64, 64, 2) == 1 and useful(4, 256, 256, 2) == engine.MOST_THREADS
     monkeypatch.setattr(engine, "processors", lambda: 2)
     assert useful(4, 256, 256, 2) == 2
+
+
+# ---- the bar
+
+PARTS = ["36,864/60,000", "2788 steps/s", "0:08 left", "return 288.1", "eval 500"]
+
+
+def test_the_bar_is_one_line_with_room_for_what_the_terminal_echoes():
+    for width in range(20, 160):
+        title, bar, rest = bar_line("ppo CartPole-v1", PARTS, 0.6, width)
+        line = f"{title}{''.join(bar)}{rest}"
+        assert "36,864/60,000" in line and (len(line) <= width - 4 or rest == PARTS[0])
+        if width >= 80:
+            assert "0:08 left · return 288.1 · eval 500" in line
+        if width >= 120:
+            assert "2788 steps/s" in line and len("".join(bar)) == 24
+
+
+def test_a_bar_is_as_full_as_the_run_is_far():
+    for share, filled in ((0.0, 0), (0.5, 12), (1.0, 24), (1.3, 24)):
+        _, (done, left), _ = bar_line("x", ["1/2"], share, 200)
+        assert (len(done), len(left)) == (filled, 24 - filled)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_last_state_of_a_bar_stays_on_the_terminal(width, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    progress = Progress("auto", title="ppo CartPole-v1", total=60_000, start=0, stream=out)
+    progress.say("one line that stays [not markup]")
+    progress.tick(10)
+    progress.note(evaluation="eval 0.955")
+    progress.close(38_400)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n")
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert "one line that stays [not markup]" in text
+    assert "38,400/60,000" in lines[-1] and "eval 0.955" in lines[-1] and max(map(len, lines)) <= width
+
+
+def test_lines_end_with_where_a_run_was_stopped():
+    out, seconds = io.StringIO(), Seconds()
+    progress = Progress("lines", title="ppo X", total=1_000, start=0, stream=out, now=seconds)
+    seconds.now += 1
+    progress.log(100)
+    progress.close(150)
+    assert [line.split(" · ")[0] for line in out.getvalue().splitlines()] == ["ppo X  100/1,000", "ppo X  150/1,000"]

@@ -210,6 +210,8 @@ def _report(result: TrainResult, total: int, as_json: bool) -> int:
         return 0
     step = int(metrics["global_step"])
     print(f"{_outcome(step, total, metrics)}: return {_score(metrics)}")
+    if step < total:
+        print(f"because     {_reason(result.run_dir)}")
     print(f"checkpoint  {result.checkpoint_path}")
     if step < total:
         print(f"go on with  rl-training resume {result.run_dir}")
@@ -228,6 +230,12 @@ def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
     if step < total:
         return f"stopped at step {step:,}, before the first update"
     return f"finished at step {step:,} without an update, the agent is untrained"
+
+
+def _reason(run_dir: Path) -> str:
+    """Why a run ended before its total."""
+    status = json.loads((run_dir / "metadata.json").read_text())["status"]
+    return status.removeprefix("stopped: ")
 
 
 def _score(metrics: dict[str, Any]) -> str:

@@ -48,7 +48,8 @@ def collect(
     rng, total = Rng(seed, "collection").generator, steps if steps is not None else episodes
     assert total is not None
     collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)
-    bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0)
+    unit = "steps" if steps is not None else "episodes"
+    bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0, unit=unit)
     recorder = Recorder(collector.spaces)
     random_state = torch.get_rng_state()  # a collection within a run leaves the run's own alone
     torch.manual_seed(seed)

@@ -106,6 +106,7 @@ class Run(Stateful):
         self.config, self.spaces, self.device = config, spaces, device
         self._options, self.factory, self._own_loggers = options, factory, loggers
         self._state = TrainerState()
+        self._progress = Progress("off", title="", total=1, start=0)  # until the run begins
         self._on_update = listeners(callbacks, "on_update_end")
         self._on_collect = listeners(callbacks, "on_collect_end")
         self._hooks = {h: listeners(callbacks, h) for h in ("on_train_start", "on_eval_end", "on_train_end")}
@@ -268,7 +269,8 @@ class Run(Stateful):
         self._saved_at, began, status = -1, time.time(), "failed"
         runs.write_metadata(context, {"status": "running", "engine": self.engine.state_dict()})
         try:
-            self._progress.say(f"{title}: {self.engine.why}; run directory {context.run_dir}")
+            self._progress.say(f"{title}: run directory {context.run_dir}")
+            self._progress.say(f"{title}: {self.engine.why}")
             if self._chosen:
                 options = ", ".join(f"{name} {option_text(value)}" for name, value in self._chosen.items())
                 self._progress.say(f"chosen for this task, unless set: {options}")
@@ -305,7 +307,7 @@ class Run(Stateful):
             (context.run_dir / "error.txt").write_text(traceback.format_exc())
             raise TrainingFailure(f"{error}; {self._advice(context)}") from error
         finally:
-            self._progress.close()
+            self._progress.close(self.step)
             self._loggers.close()
             seconds = round(time.time() - began, 1)
             with contextlib.suppress(OSError):
@@ -449,6 +451,7 @@ class Run(Stateful):
             if self._state.should_stop and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._state.request_stop(f"received {signal.Signals(number).name}")
+            self._progress.note(stop="stopping")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
