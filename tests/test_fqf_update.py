@@ -292,3 +292,24 @@ def test_fractions_of_an_exponential_reward_come_near_their_best():
         taus = agent.q_network(torch.zeros(1, 3)).taus[0].double()
     assert wasserstein(taus[1:-1]).item() < 0.135
     assert taus.diff().min() > 1e-3
+
+
+def test_fractions_begin_at_zero_and_end_at_one_exactly():
+    torch.manual_seed(0)
+    logits = torch.cat([torch.randn(2_000, 32), 5 * torch.randn(2_000, 32)])
+    logits[:500, -1] = -40.0  # nothing left for the last: the sum before it rounds to either side of 1
+    fractions = fractions_of(logits)
+    assert (logits.softmax(-1).cumsum(-1) > 1).any()  # plain sums exceed it
+    assert (fractions.taus[:, 0] == 0).all() and (fractions.taus[:, -1] == 1).all()
+    assert (fractions.taus.diff(dim=1) >= 0).all() and (fractions.tau_hats <= 1).all()
+
+
+def test_inner_fractions_have_the_gradient_of_the_sum_of_probabilities():
+    torch.manual_seed(0)
+    logits = torch.randn(50, 8)
+    logits[:10, -1] = -40.0
+    weights = torch.randn(50, 7)
+    given, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    (weights * fractions_of(given).taus[:, 1:-1]).sum().backward()
+    (weights * expected.softmax(-1).cumsum(-1)[:, :-1]).sum().backward()
+    assert torch.allclose(given.grad, expected.grad, atol=1e-6)

@@ -174,3 +174,46 @@ def test_the_loss_is_the_ensembles():
         terms["reward_mae"]
     )
     assert set(terms) == {"pets_model_loss", "reward_mae", "delta_obs_mae", "ensemble_disagreement"}
+
+
+class RowsAlone(nn.Module):
+    """What the contract asks of a model and no more: rows (B, ...) to means and log-variances (E, B, D + 1)."""
+
+    def __init__(self, members=3):
+        super().__init__()
+        self.obs_dim, self.action_dim, self.num_ensembles = 1, 1, members
+        self.step = nn.Parameter(torch.arange(float(members)))
+
+    def ensemble_parameters(self):
+        return [self.step]
+
+    def predict_distribution(self, obs, actions):
+        (rows, _), (same, _) = obs.shape, actions.shape
+        assert rows == same
+        delta = self.step[:, None, None].expand(self.num_ensembles, rows, 1)
+        reward = (obs - (actions - 0.7).square()).expand(self.num_ensembles, rows, 1)
+        means = torch.cat([delta, reward], -1)
+        return means, torch.full_like(means, -1e9)
+
+
+def test_the_planner_needs_no_more_of_a_model_than_rows():
+    agent = PETS(dynamics_model=RowsAlone(), learning_rate=1e-3)
+    options = {"horizon": 3, "num_candidates": 200, "num_iterations": 5, "num_topk": 20}
+    action = agent.plan_action(np.zeros(1), action_low=[-1.0], action_high=[1.0], **options)
+    assert action[0] == pytest.approx(0.7, abs=0.05)
+    # member k adds k to the state, which is the reward: 0 + k + 2k after three steps, each member with its own particles
+    values = agent.values_of(torch.zeros(1), torch.full((2, 3, 1), 0.7), 6)
+    assert values.tolist() == pytest.approx([(0 + 3 + 6) / 3] * 2, abs=1e-5)
+
+
+def test_a_model_that_answers_with_another_shape_is_named():
+    class Flat(RowsAlone):
+        def predict_distribution(self, obs, actions):
+            means, logvars = super().predict_distribution(obs.reshape(-1, 1), actions.reshape(-1, 1))
+            return means[0], logvars[0]
+
+    agent = PETS(dynamics_model=Flat(), learning_rate=1e-3)
+    with pytest.raises(
+        ValueError, match=r"Flat\.predict_distribution should give means of shape \(members, rows, obs_dim \+ 1\)"
+    ):
+        agent.values_of(torch.zeros(1), torch.zeros(2, 3, 1), 6)
