@@ -282,7 +282,11 @@ def test_a_fit_saved_before_it_was_judged_by_likelihood_goes_on():
     run = process.run(linear_data(400, noise=0.05))
     next(run)
     state = process.state_dict()
-    old = {name: state[name] for name in state if name not in ("likelihoods", "reached", "improved_at", "most_updates")}
+    old = {
+        name: state[name]
+        for name in state
+        if name not in ("likelihoods", "least_errors", "least_likelihood", "improved_at", "most_updates")
+    }
     old["best"] = old.pop("errors")
     process = fit(EnsembleDynamics(model=model(), learning_rate=3e-3))
     process.load_state_dict(old)

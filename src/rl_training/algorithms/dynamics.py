@@ -105,9 +105,9 @@ class ModelFit:
     """Fits the ensemble to all data there is; iterate ``run(data)``, an epoch at a time.
 
     Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data judges the means (mean
-    squared error) and the variances with them (negative log-likelihood). The fit goes on while either, averaged over members,
-    improves: the error by ``improvement`` of itself, the likelihood by ``likelihood_improvement`` per dimension. It ends when
-    neither has for more than ``patience`` epochs and ``patience_updates`` gradient steps, or when ``most_updates`` are spent.
+    squared error) and the variances with them (negative log-likelihood). The fit goes on while either improves: a member's
+    error by ``improvement`` of its least so far, or the members' mean likelihood by ``likelihood_improvement`` per dimension. It
+    ends when neither has for more than ``patience`` epochs and ``patience_updates`` gradient steps, or ``most_updates`` are spent.
     Epochs alone would end it at once on little data, where an epoch is a step or two. Each member then returns to its best
     likelihood, and those with the smallest errors become the elites. Without a holdout, it makes ``most_updates`` steps.
 
@@ -139,7 +139,10 @@ class ModelFit:
         self._rows = np.zeros((0, 0), np.int64)
         self._holdout = np.zeros(0, np.int64)
         self._errors, self._likelihoods = np.zeros(0), np.zeros(0)  # of each member, where its likelihood was best
-        self._reached = np.full(2, np.inf)  # error and likelihood, averaged over members, that count as progress so far
+        self._least_errors, self._least_likelihood = (
+            np.zeros(0),
+            math.inf,
+        )  # each member's, and the mean: progress so far
         self._snapshot: torch.Tensor | None = None
 
     def set_most_updates(self, most_updates: int) -> None:
@@ -168,7 +171,7 @@ class ModelFit:
         used = torch.from_numpy(train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
         self._errors, self._likelihoods = np.full(members, np.inf), np.full(members, np.inf)
-        self._reached = np.full(2, np.inf)
+        self._least_errors, self._least_likelihood = np.full(members, np.inf), math.inf
         self._snapshot = self._dynamics.optimizer.flat.clone()
         self.active, self.cut_short = True, False
         self.epoch = self.waited = self.improved_at = self.updates = 0
@@ -218,13 +221,15 @@ class ModelFit:
         self._likelihoods = np.where(better, likelihoods, self._likelihoods)
         for k in np.flatnonzero(better):
             self._copy_member(int(k), self._dynamics.optimizer.flat, self._snapshot)
-        now = np.array([errors.mean(), likelihoods.mean()])
-        error, likelihood = self._reached
-        progress = now < [error * (1 - self._improvement), likelihood - self._likelihood_improvement]
-        self._reached = np.where(progress, now, self._reached)
-        self.waited = 0 if progress.any() else self.waited + 1
-        self.improved_at = self.updates if progress.any() else self.improved_at
-        return {"holdout_error": float(now[0]), "holdout_nll": float(now[1])}
+        closer = errors < self._least_errors * (1 - self._improvement)
+        self._least_errors = np.where(closer, errors, self._least_errors)
+        likelier = likelihoods.mean() < self._least_likelihood - self._likelihood_improvement
+        if likelier:
+            self._least_likelihood = float(likelihoods.mean())
+        progress = likelier or closer.any()
+        self.waited = 0 if progress else self.waited + 1
+        self.improved_at = self.updates if progress else self.improved_at
+        return {"holdout_error": float(errors.mean()), "holdout_nll": float(likelihoods.mean())}
 
     def _finish(self) -> None:
         model = self._dynamics.model
@@ -262,27 +267,25 @@ class ModelFit:
             "holdout": torch.from_numpy(self._holdout),
             "errors": torch.from_numpy(self._errors),
             "likelihoods": torch.from_numpy(self._likelihoods),
-            "reached": torch.from_numpy(self._reached),
+            "least_errors": torch.from_numpy(self._least_errors),
+            "least_likelihood": self._least_likelihood,
             "most_updates": self._most_updates,
             "snapshot": torch.zeros(0) if self._snapshot is None else self._snapshot,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "best" in state:  # of 0.1.0 before fits were judged by likelihood too: the judging begins anew
+        if "best" in state:  # of 0.1.0 before likelihoods were judged: their judging begins now
             best = state["best"]
-            unjudged = {
-                "errors": best,
-                "likelihoods": torch.full_like(best, np.inf),
-                "reached": torch.full((2,), np.inf),
-            }
-            unjudged |= {"improved_at": state["updates"], "most_updates": self._most_updates}
-            state = {**{name: value for name, value in state.items() if name != "best"}, **unjudged}
+            new = {"errors": best, "least_errors": best, "likelihoods": torch.full_like(best, math.inf)}
+            new |= {"least_likelihood": math.inf, "improved_at": state["updates"], "most_updates": self._most_updates}
+            state = {**{name: value for name, value in state.items() if name != "best"}, **new}
         for name in self.STATE:
             setattr(self, name, state[name])
         self.rng.load_state_dict(state["rng"])
         self._rows, self._holdout = state["rows"].numpy(), state["holdout"].numpy()
-        self._errors, self._likelihoods = (state[name].double().numpy() for name in ("errors", "likelihoods"))
-        self._reached = state["reached"].double().numpy()
+        names = ("errors", "likelihoods", "least_errors")
+        self._errors, self._likelihoods, self._least_errors = (state[name].double().numpy() for name in names)
+        self._least_likelihood = state["least_likelihood"]
         if self.active:
             self._most_updates = state["most_updates"]
         snapshot = state["snapshot"]
