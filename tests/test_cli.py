@@ -188,7 +188,25 @@ MISTAKES = [
         "algo_kwargs.clip: unknown option of ppo",
     ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "nonsense"], "--set takes name=value"),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "learning_rate=1"],
+        "--set learning_rate: unknown option; did you mean 'algo_kwargs.learning_rate'?",
+    ),
+    (
+        ["train", "--config", "configs/ppo/cartpole.yaml", "--set", "clip_coef=1"],
+        "--set clip_coef: unknown option; did you mean 'algo_kwargs.clip_coef'?",
+    ),
     (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/bc/"),
+    (
+        ["train", "--config", "configs/ppo/cartpol.yaml"],
+        "no config at configs/ppo/cartpol.yaml; did you mean configs/ppo/cartpole.yaml?\n",
+    ),
+    (["train", "--config", "."], ". is a folder; a config is a YAML file"),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--total-timestep", "5"],
+        "unrecognized arguments: --total-timestep 5; did you mean --total-timesteps? (see rl-training train --help)",
+    ),
+    (["eval", "x", "--nothing-like-it"], "unrecognized arguments: --nothing-like-it (see rl-training eval --help)"),
     (["eval", "no/such/run"], "no checkpoint at no/such/run"),
     (["resume", "no/such/run"], "no checkpoint at no/such/run"),
     (["show", "ppoo"], "unknown algorithm 'ppoo'; did you mean 'ppo'?"),
@@ -207,6 +225,27 @@ def test_a_mistake_is_one_line_and_exit_code_two(words, message, capsys, tmp_pat
     out, err = says(capsys)
     assert message in err and err.count("\n") == 1 and "Traceback" not in err
     assert out == "" and not list(tmp_path.rglob("*"))  # nothing was started
+
+
+@pytest.mark.parametrize(("text", "kind"), [("", "an empty file"), ("- a\n", "a list"), ("ppo\n", "'ppo'")])
+def test_a_file_that_is_no_mapping_is_named_for_what_it_is(text, kind, tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(text)
+    assert main(["train", "--config", str(tmp_path / "x.yaml")]) == 2
+    assert f"a config is a mapping of names to values, got {kind}\n" in says(capsys)[1]
+
+
+def test_a_file_that_cannot_be_made_is_named_first(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--output-dir", str(tmp_path / "file" / "runs")]
+    assert main(words) == 2
+    assert f"error: {tmp_path}/file/runs" in says(capsys)[1]
+
+
+def test_an_error_without_text_is_named_by_its_type(capsys):
+    from rl_training.cli import _complain
+
+    assert _complain(RuntimeError(), 1) == 1
+    assert says(capsys)[1] == "rl-training: error: RuntimeError\n"
 
 
 def test_a_wrong_observation_is_named(run_dir, capsys):

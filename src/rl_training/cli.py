@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 import warnings
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     formatted, warnings.formatwarning = warnings.formatwarning, _warning
     try:
-        args = _parser().parse_args(argv)
+        args = _parsed(argv)
         return args.run(args) or 0
     except _Usage as usage:
         return usage.show()
@@ -46,13 +47,31 @@ def main(argv: list[str] | None = None) -> int:
         warnings.formatwarning = formatted
 
 
-def _warning(message: Warning | str, *where: Any) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as one line, without the place in the code it comes from."""
     return f"rl-training: warning: {' '.join(str(message).split())}\n"
 
 
+def _parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The arguments; one that is not known is refused with the nearest that is."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        choices: Any = next(action for action in parser._actions if action.dest == "command").choices
+        command = choices[args.command]
+        option = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
+        close = difflib.get_close_matches(option, list(command._option_string_actions), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return args
+
+
 def _complain(error: Exception, code: int) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
     print(f"rl-training: error: {text}", file=sys.stderr)
     return code
 

@@ -133,7 +133,7 @@ def load_runs(paths: Iterable[str | Path]) -> Records:
         try:
             runs.append(_load(folder, caches[folder.parent]))
         except (OSError, ValueError) as error:
-            problems.append(f"{folder}: {' '.join(str(error).split())}")
+            problems.append(f"{folder}: {' '.join(str(error).split()) or type(error).__name__}")
     for cache in caches.values():
         cache.save()
     if not runs:

@@ -47,7 +47,7 @@ def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> 
     """The config that the flags of ``config_flags`` say; ``chosen`` takes the place of ``--set``."""
     from rl_training.experiment.config import ConfigError, TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.experiment.yaml_config import apply_overrides, parse_override, read_config
+    from rl_training.experiment.yaml_config import apply_overrides, check_names, parse_override, read_config
 
     flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
     flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
@@ -58,6 +58,8 @@ def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> 
         return read_config(args.config, overrides)
     if args.algo is None or args.env is None:
         raise ConfigError([((), "give --config FILE, or --algo and --env")])
-    config = TrainConfig(**apply_overrides({}, overrides))
+    values = apply_overrides({}, overrides)
+    check_names(values, overrides)
+    config = TrainConfig(**values)
     get_algorithm_spec(config.algo).options(config)
     return config

@@ -51,7 +51,7 @@ class RecurrentReplayBuffer:
             }
         except MemoryError as error:
             raise ValueError(
-                f"a replay buffer of {capacity:,} observations does not fit into memory: {error}"
+                f"a replay buffer of {capacity:,} observations does not fit into memory: {str(error) or 'MemoryError'}"
             ) from None
         self.written = np.zeros(num_envs, np.int64)  # rows ever stored, of each environment
         self._reward = np.zeros(num_envs, np.float32)  # what arrived with the observation that is not stored yet

@@ -84,7 +84,9 @@ class ReplayBuffer:
             self._packed = np.zeros((capacity, width), np.float32)
             self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
         except MemoryError as error:
-            raise ValueError(f"a replay buffer of {capacity:,} transitions does not fit into memory: {error}") from None
+            raise ValueError(
+                f"a replay buffer of {capacity:,} transitions does not fit into memory: {str(error) or 'MemoryError'}"
+            ) from None
         self._columns: dict[str, np.ndarray] = {}
         self._views: list[tuple[str, tuple[int, ...], bool]] = []
         self._widths: list[int] = []

@@ -186,7 +186,9 @@ def _read(path: Path) -> tuple[Any, str]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or not a checkpoint ({' '.join(str(error).split())})") from None
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint ({' '.join(str(error).split()) or type(error).__name__})"
+        ) from None
     if "tree" not in metadata or "sha256" not in metadata:
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
     digest = _digest(metadata["tree"], {name: tensor.numpy() for name, tensor in tensors.items()})

@@ -391,6 +391,7 @@ class Progress:
 
     def close(self, step: int | None = None) -> None:
         """Leave the last state where it can be read."""
+        self._notes.pop("stop", None)
         if step is not None:
             self.tick(step)
             if step > self._line_step:

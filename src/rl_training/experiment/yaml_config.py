@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rl_training.experiment.config import ConfigError, TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
 
 def presets() -> list[str]:
@@ -28,7 +29,11 @@ def find_config(path: str | Path) -> Path:
         choices = [assets() / path, assets() / "configs" / path]
         found = next((c for choice in choices for c in (choice, choice.with_suffix(".yaml")) if c.is_file()), path)
     if not found.is_file():
-        raise ConfigError([((), f"no config at {path}; packaged presets: {', '.join(presets())}")])
+        if found.is_dir():
+            raise ConfigError([((), f"{path} is a folder; a config is a YAML file")])
+        close = difflib.get_close_matches(path.with_suffix(".yaml").as_posix(), presets(), n=1, cutoff=0.8)
+        advice = f"did you mean {close[0]}?" if close else f"packaged presets: {', '.join(presets())}"
+        raise ConfigError([((), f"no config at {path}; {advice}")])
     return found
 
 
@@ -46,8 +51,10 @@ def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Tr
     except UnicodeDecodeError:
         raise ConfigError([((), f"{found}: not a text file")]) from None
     if not isinstance(tree, dict):
-        raise ConfigError([((), f"{found}: a config is a mapping of names to values, got {type(tree).__name__}")])
+        kind = "an empty file" if tree is None else "a list" if isinstance(tree, list) else f"{tree!r}"
+        raise ConfigError([((), f"{found}: a config is a mapping of names to values, got {kind}")])
     values = apply_overrides(_plain(tree), overrides or {})
+    check_names(values, overrides or {})
     try:
         config = TrainConfig(**values)
         get_algorithm_spec(config.algo).options(config)
@@ -99,6 +106,16 @@ def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[s
             node = node[part]
         node[parts[-1]] = value
     return values
+
+
+def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Refuse an override whose name is an option of the algorithm without the group that it stands in."""
+    if values.get("algo") not in ALGORITHMS:
+        return
+    options = get_algorithm_spec(values["algo"]).config.model_fields
+    wrong = [name for name in overrides if name not in TrainConfig.model_fields and name in options]
+    if wrong:
+        raise ConfigError([((), f"--set {name}: unknown option; did you mean 'algo_kwargs.{name}'?") for name in wrong])
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -421,7 +421,9 @@ class Run(Stateful):
         try:
             save_checkpoint(path, state)
         except OSError as error:
-            raise TrainingFailure(f"cannot save {path}: {error.strerror or error}; {self._advice_dir()}") from error
+            raise TrainingFailure(
+                f"cannot save {path}: {error.strerror or str(error) or type(error).__name__}; {self._advice_dir()}"
+            ) from error
 
     def _file_metadata(self) -> dict[str, Any]:
         facts = {"algo": self.config.algo, "env_id": self.config.env_id, "step": self.step, "saved": time.time()}

@@ -178,7 +178,9 @@ def check_recording(factory: EnvFactory, env_id: str) -> None:
         env.reset(seed=0)
         picture(env)
     except Exception as error:  # whatever the environment's own renderer may raise
-        raise VideoError(f"record_video: {env_id} cannot be filmed: {' '.join(str(error).split())}") from None
+        raise VideoError(
+            f"record_video: {env_id} cannot be filmed: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
     finally:
         env.close()
 
