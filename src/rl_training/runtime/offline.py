@@ -86,7 +86,7 @@ class DatasetOptions(SourceOptions):
                 raise ValueError("dataset_mix needs at least one source")
             if "dataset_kind" in self.model_fields_set or self.dataset_path or self.dataset_id:
                 raise ValueError("give one source (dataset_kind and its path or id) or dataset_mix, not both")
-        elif self.dataset_mix_size is not None or "dataset_mix_seed" in self.model_fields_set:
+        elif any(getattr(self, name) is not None and name in self.model_fields_set for name in self.idle()):
             raise ValueError("dataset_mix_size and dataset_mix_seed do nothing without dataset_mix")
         return self
 
