@@ -187,8 +187,7 @@ def test_public_names_agree(algo):
     assert learner is getattr(import_module(f"rl_training.algorithms.{algo}"), entry.public)
     assert learner.__name__ == entry.public
     trainer = import_module(f"rl_training.runtime.{entry.trainer}")
-    train = getattr(trainer, f"train_{algo}")
-    assert train == get_algorithm_spec(algo).train or algo == "dqn"  # train_dqn serves its family, by the config's algo
+    assert getattr(trainer, f"train_{algo}") == get_algorithm_spec(algo).train
 
 
 @everyone

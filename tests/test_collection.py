@@ -9,6 +9,7 @@ from rl_training.cli import main
 from rl_training.data.dataset_files import read_npz
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collection import collect_from_checkpoint, export_replay
+from rl_training.runtime.workflows import predict_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,8 @@ def test_whole_episodes_and_their_returns(sac_run):
     data = collect_from_checkpoint(sac_run.checkpoint_path, episodes=2, deterministic=True)
     assert len(data) == 400 and data.truncations.sum() == 2 and data.dones.sum() == 0 and data.concerns() == []
     assert np.allclose(data.returns(), [data.rewards[:200].double().sum(), data.rewards[200:].double().sum()])
-    assert np.abs(data.actions.numpy()).max() > 0.2  # in the environment's units
+    in_its_units = predict_checkpoint(sac_run.checkpoint_path, data.obs.numpy())
+    assert np.allclose(data.actions.numpy(), in_its_units, atol=1e-5)
     assert data.meta["behaviour"] == {"algo": "sac", "deterministic": True, "step": 450}
 
 

@@ -90,7 +90,7 @@ def test_updates_wait_for_the_first_return_that_is_complete(tiny, prioritized):
 
 @pytest.mark.parametrize("algo", FAMILY)
 def test_the_familys_trainer_serves_each_member_by_the_configs_name(tiny, algo):
-    result = train_dqn(tiny(algo), run_suffix="by name")
+    result = train_dqn(tiny(algo), run_suffix="by_name")
     state = load_checkpoint(result.checkpoint_path)
     assert result.run_dir.name.startswith(f"{algo}__") and state.config["algo"] == algo
     assert_same(state.algorithm_state, load_checkpoint(SPECS[algo].train(tiny(algo)).checkpoint_path).algorithm_state)

@@ -176,6 +176,14 @@ class ValueLoop(OffPolicyLoop):
             self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
 
 
+class FamilySpec(AlgorithmSpec):
+    """A member of the family, whose ``train`` serves every other one by the config's ``algo``."""
+
+    def train(self, config: TrainConfig, **arguments: Any) -> TrainResult:
+        member = SPECS.get(config.algo, self)
+        return super().train(config, **arguments) if member is self else member.train(config, **arguments)
+
+
 def spec(name: str, options: type[DQNOptions], network: Network, learner: type[ValueLearner]) -> AlgorithmSpec:
     """A member of the family: its options, its network and its learner."""
 
@@ -184,7 +192,7 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[V
         normalizer = plan.normalizer(cfg.normalize_observations)
         return learner(q_network=q_network, normalizer=normalizer, **cfg.learner())
 
-    return AlgorithmSpec(
+    return FamilySpec(
         name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image"), actions=("discrete",)
     )
 
@@ -195,9 +203,4 @@ SPECS = {
     "iqn": spec("iqn", IQNOptions, MLPIQNetwork, IQN),
     "fqf": spec("fqf", FQFOptions, MLPFQFNetwork, FQF),
 }
-train_qr_dqn, train_iqn, train_fqf = (SPECS[name].train for name in ("qr_dqn", "iqn", "fqf"))
-
-
-def train_dqn(config: TrainConfig, **arguments: Any) -> TrainResult:
-    """Train the member of the family that the config names; the arguments are those of ``AlgorithmSpec.train``."""
-    return SPECS[config.algo if config.algo in SPECS else "dqn"].train(config, **arguments)
+train_dqn, train_qr_dqn, train_iqn, train_fqf = (SPECS[name].train for name in ("dqn", "qr_dqn", "iqn", "fqf"))
