@@ -7,6 +7,7 @@ import pytest
 
 from rl_training.cli import main
 from rl_training.data.dataset_files import read_npz
+from rl_training.data.offline_dataset import DatasetError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.collection import collect_from_checkpoint, export_replay
 from rl_training.runtime.workflows import predict_checkpoint
@@ -124,3 +125,9 @@ def test_the_whole_way_from_a_file(sac_run, tmp_path, tiny):
         changes = {"dataset_kind": "npz", "dataset_path": str(tmp_path / "a.npz"), "total_timesteps": 40}
         result = get_algorithm_spec(algo).train(tiny(algo, **changes))
         assert result.metrics["dataset_size" if algo != "rlpd" else "offline_dataset_size"] == 450
+
+
+def test_a_replay_of_sequences_is_not_exported(tiny):
+    run = get_algorithm_spec("dreamer").train(tiny("dreamer"))
+    with pytest.raises(DatasetError, match="holds sequences of observations, not single transitions"):
+        export_replay(run.run_dir)

@@ -11,6 +11,7 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.factory import EnvFactory, RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import Progress
@@ -111,6 +112,8 @@ def export_replay(path: str | Path) -> TransitionDataset:
         Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(options, plan), options
     )
     try:
+        if not isinstance(loop.replay, ReplayBuffer):
+            raise DatasetError(f"the replay of {path} holds sequences of observations, not single transitions")
         loop.replay.load_state_dict(state.buffer_state["replay"])
         columns = loop.replay.columns()
     finally:
