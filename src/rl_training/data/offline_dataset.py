@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.errors import reason
+
 SPELLINGS = {  # ours: others that are read too
     "obs": ("observations",),
     "next_obs": ("next_observations",),
@@ -266,7 +268,7 @@ def mix_transition_datasets(
     try:
         mixed = {name: torch.cat([part[name] for part in parts])[order] for name in names}
     except RuntimeError as error:
-        raise DatasetError(f"these datasets do not fit together: {error}") from None
+        raise DatasetError(f"these datasets do not fit together: {reason(error)}") from None
     return TransitionDataset(**mixed, meta=_common([dataset.meta for dataset in datasets]))
 
 
