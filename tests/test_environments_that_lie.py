@@ -268,6 +268,20 @@ def test_a_failure_without_text_is_called_by_its_type():
         gym.registry.pop("Mute-v0")
 
 
+def test_what_others_raise_is_named_by_its_text_or_its_type():
+    from rl_training.errors import raised, reason
+
+    assert [reason(error) for error in (MemoryError(), KeyError("x"), ValueError("two\n lines"))] == [
+        "MemoryError",
+        "KeyError: 'x'",
+        "two lines",
+    ]
+    assert [raised(error) for error in (MemoryError(), ValueError("two\n lines"))] == [
+        "MemoryError",
+        "ValueError: two lines",
+    ]
+
+
 class Endless(Counter):
     def __init__(self):
         super().__init__(limit=10**9)

@@ -8,7 +8,7 @@ def reason(error: BaseException) -> str:
     text, kind = " ".join(str(error).split()), type(error).__name__
     if not text:
         return kind
-    return f"{kind}: {text}" if isinstance(error, LookupError | AssertionError) else text
+    return f"{kind}: {text}" if isinstance(error, LookupError) else text
 
 
 def raised(error: BaseException) -> str:

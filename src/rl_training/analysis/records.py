@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl_training.errors import reason
 from rl_training.experiment.files import write_durably
 
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
@@ -133,7 +134,7 @@ def load_runs(paths: Iterable[str | Path]) -> Records:
         try:
             runs.append(_load(folder, caches[folder.parent]))
         except (OSError, ValueError) as error:
-            problems.append(f"{folder}: {' '.join(str(error).split()) or type(error).__name__}")
+            problems.append(f"{folder}: {reason(error)}")
     for cache in caches.values():
         cache.save()
     if not runs:

@@ -36,6 +36,7 @@ from rl_training.analysis.statistics import (
     stratified_bootstrap,
 )
 from rl_training.analysis.tables import chance, shown
+from rl_training.errors import reason
 from rl_training.experiment.files import write_durably
 from rl_training.experiment.logging import clock, short
 
@@ -375,7 +376,7 @@ def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> Th
                 else:
                     code, text = 404, "nothing here"
             except (OSError, ValueError) as error:
-                code, kind, text = 503, "text/plain; charset=utf-8", str(error)
+                code, kind, text = 503, "text/plain; charset=utf-8", reason(error)
             body = text.encode()
             self.send_response(code)
             self.send_header("Content-Type", kind)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rl_training.data.boundaries import DatasetError, TimeLimit, find_boundaries, find_gaps, in_order
+from rl_training.errors import reason
 
 SPELLINGS = {  # ours: others that are read too
     "obs": ("observations",),
@@ -299,7 +300,7 @@ def mix_transition_datasets(
     try:
         mixed = {name: torch.cat([part[name] for part in parts])[order] for name in names}
     except RuntimeError as error:
-        raise DatasetError(f"these datasets do not fit together: {error}") from None
+        raise DatasetError(f"these datasets do not fit together: {reason(error)}") from None
     return TransitionDataset(**mixed, meta=_common([dataset.meta for dataset in datasets]))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.data.replay_buffer import Batch, _numpy_dtype
+from rl_training.errors import reason
 from rl_training.state import Rng
 
 
@@ -51,7 +52,7 @@ class RecurrentReplayBuffer:
             }
         except MemoryError as error:
             raise ValueError(
-                f"a replay buffer of {capacity:,} observations does not fit into memory: {str(error) or 'MemoryError'}"
+                f"a replay buffer of {capacity:,} observations does not fit into memory: {reason(error)}"
             ) from None
         self.written = np.zeros(num_envs, np.int64)  # rows ever stored, of each environment
         self._reward = np.zeros(num_envs, np.float32)  # what arrived with the observation that is not stored yet

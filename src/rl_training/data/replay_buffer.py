@@ -11,6 +11,7 @@ import torch
 from rl_training.algorithms.optim import PackedBatch
 from rl_training.data.frames import FrameStore
 from rl_training.data.n_step import NStepWindow
+from rl_training.errors import reason
 from rl_training.state import Rng
 
 Batch = dict[str, torch.Tensor]
@@ -85,7 +86,7 @@ class ReplayBuffer:
             self._loose = {k: np.zeros((capacity, *s), d) for k, (s, d) in fields.items() if k not in packed}
         except MemoryError as error:
             raise ValueError(
-                f"a replay buffer of {capacity:,} transitions does not fit into memory: {str(error) or 'MemoryError'}"
+                f"a replay buffer of {capacity:,} transitions does not fit into memory: {reason(error)}"
             ) from None
         self._columns: dict[str, np.ndarray] = {}
         self._views: list[tuple[str, tuple[int, ...], bool]] = []

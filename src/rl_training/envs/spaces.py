@@ -164,9 +164,11 @@ def _bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _range(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What -1 and 1 stand for in each dimension: its bounds, or without such, the two units within them that are nearest to zero."""
-    bounded, nearest = _bounded(low, high), np.maximum(low, np.minimum(-1.0, high - 2))
-    return np.where(bounded, low, nearest), np.where(bounded, high, nearest + 2)
+    """What -1 and 1 stand for in each dimension: its bounds; without such -1 and 1 themselves, or where those lie beyond the one bound
+    that there is, the two units next to it."""
+    bounded = _bounded(low, high)
+    free = np.where(low >= 1, low, np.where(high <= -1, high - 2, -1.0))
+    return np.where(bounded, low, free), np.where(bounded, high, free + 2)
 
 
 def is_image(space: gym.Space) -> bool:

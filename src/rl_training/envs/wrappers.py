@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rl_training.envs.checks import attempt
 from rl_training.envs.spaces import CHANNELS, is_image
 
 
@@ -54,7 +55,7 @@ class PixelObservation(gym.Wrapper):
             raise ValueError(f"pixels need an environment with render_mode='rgb_array', got {env.render_mode!r}")
         self._resize: AreaResize | None = None
         self._target, self._grayscale, self._channel_first = resize_shape, grayscale, channel_first
-        env.reset(seed=0)
+        attempt(str(env), "on reset", env.reset, seed=0)
         shape = self._picture().shape
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
 

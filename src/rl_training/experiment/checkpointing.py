@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rl_training.errors import reason
 from rl_training.experiment.files import write_durably
 
 FORMAT = 1
@@ -186,9 +187,7 @@ def _read(path: Path) -> tuple[Any, str]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint ({' '.join(str(error).split()) or type(error).__name__})"
-        ) from None
+        raise CheckpointError(f"{path} is damaged or not a checkpoint ({reason(error)})") from None
     if "tree" not in metadata or "sha256" not in metadata:
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
     digest = _digest(metadata["tree"], {name: tensor.numpy() for name, tensor in tensors.items()})
@@ -197,4 +196,4 @@ def _read(path: Path) -> tuple[Any, str]:
     try:
         return _unpack(json.loads(metadata["tree"]), tensors), digest
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error})") from None
+        raise CheckpointError(f"{path} is damaged ({reason(error)})") from None

@@ -143,7 +143,8 @@ class AlgorithmSpec:
         if plan.spaces.unbounded:
             warnings.warn(
                 f"the actions of {config.env_id} have no bounds in some dimensions {list(plan.spaces.unbounded)} (or bounds "
-                f"further apart than {2 * WIDEST:,.0f}): there, the agent's -1 and 1 are two units of the environment's",
+                f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms keep "
+                "them within [-1, 1]",
                 stacklevel=2,
             )
         everyone = [*build_control_callbacks(config), *(callbacks or [])]

@@ -16,6 +16,7 @@ import numpy as np
 
 from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import EnvFactory
+from rl_training.errors import reason
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
@@ -133,7 +134,7 @@ class Film:
             if self._on_failure is None:
                 raise
             self._over = True
-            self._on_failure(f"no video: {' '.join(str(error).split()) or type(error).__name__}")
+            self._on_failure(f"no video: {reason(error)}")
 
     def __enter__(self) -> Film:
         return self
@@ -178,9 +179,7 @@ def check_recording(factory: EnvFactory, env_id: str) -> None:
         env.reset(seed=0)
         picture(env)
     except Exception as error:  # whatever the environment's own renderer may raise
-        raise VideoError(
-            f"record_video: {env_id} cannot be filmed: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
+        raise VideoError(f"record_video: {env_id} cannot be filmed: {reason(error)}") from None
     finally:
         env.close()
 

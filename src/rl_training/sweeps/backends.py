@@ -127,7 +127,7 @@ class Ray:
             return ""
         except self._ray.exceptions.RayError as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
-            return f"{type(error).__name__}: {lines[0] if lines else ''}"
+            return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
     def stop(self, name: str) -> None:
         if name in self._running:
