@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,7 +77,7 @@ class EnsembleMLP(nn.Sequential):
     def infer(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
         """``forward`` for many rows (E, B, in), without a gradient. On a CPU, blocks of rows pass through one member at a time
         and are activated in place, so that they stay in the cache."""
-        layers = list(self)
+        layers: list[Any] = list(self)
         linear, between = layers[::2], layers[1::2]
         plain = (
             ordinary(self, EnsembleMLP)

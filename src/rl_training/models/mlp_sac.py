@@ -54,13 +54,10 @@ class ActorAndCritics(nn.Module):
         """M actions for each observation, (B, O) and (B, M, A) -> (C, B, M); what depends on the observation alone is
         computed once, unless the critics are others than those built here."""
         rows, many = actions.shape[:2]
-        if (
-            overridden(self, "q_values")
-            or not ordinary(self.critics, EnsembleMLP)
-            or not ordinary(self.critics[0], EnsembleLinear)
-        ):
+        first: Any = self.critics[0]
+        ours = ordinary(self.critics, EnsembleMLP) and ordinary(first, EnsembleLinear)
+        if overridden(self, "q_values") or not ours:
             return many_q_values(self, obs, actions)
-        first = self.critics[0]
         of_obs, of_actions = first.weight.split([obs.shape[-1], actions.shape[-1]], 1)
         critics = len(first.weight)
         shared = torch.baddbmm(first.bias, obs.expand(critics, *obs.shape), of_obs)

@@ -23,7 +23,8 @@ def redefined(module: Any, *names: str) -> bool:
     if owner is None:
         return False
     return any(
-        getattr(kind, name) is not getattr(owner, name) or name in vars(module) for name in names or owner.REPLACED
+        getattr(kind, name) is not getattr(owner, name) or name in vars(module)
+        for name in names or vars(owner)["REPLACED"]
     )
 
 
