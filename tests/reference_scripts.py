@@ -7,7 +7,10 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def check_reference_script(name: str, folder: Path, total_timesteps: int, **options: int) -> None:
+def check_reference_script(
+    name: str, folder: Path, total_timesteps: int, max_episode_steps: int | None = None, **options: int
+) -> None:
+    short = [] if max_episode_steps is None else ["--set", f"env_kwargs.max_episode_steps={max_episode_steps}"]
     words = [
         "--total-timesteps",
         str(total_timesteps),
@@ -17,6 +20,7 @@ def check_reference_script(name: str, folder: Path, total_timesteps: int, **opti
         "4",
         "--eval-episodes",
         "1",
+        *short,
         *(word for item in options.items() for word in ("--set", "algo_kwargs.{}={}".format(*item))),
     ]
     done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True)
