@@ -45,6 +45,9 @@ UNSEEN = {
     # became smaller were at 180 to 300 after 15,000 on 21 to 23
     "dreamer/cartpole_hidden": [31, 32, 33],
     "dreamer/catch": [21, 22, 23],  # looked at on 1; steps that stayed large ended at 1, 0.6 and 1 on 11 to 13
+    # looked at on 1, with the settings of cartpole_hidden: -148 with velocities and -150 without, the only ones tried
+    "dreamer/pendulum": [11, 12, 13],
+    "dreamer/pendulum_hidden": [11, 12, 13],
     "dreamer/boxing_atari": [1],  # one whole run, an hour and more; earlier settings had been given up there
     "iqn/cartpole": [21, 22, 23],  # eight fractions had been rejected on 11 and 12 (500 and 463)
 }
@@ -78,6 +81,8 @@ CHECKS = {  # preset: the mean over seeds that a correct build reaches
     # a world model
     "dreamer/cartpole_hidden": 400.0,
     "dreamer/catch": 0.9,
+    "dreamer/pendulum": -250.0,
+    "dreamer/pendulum_hidden": -250.0,
     "dreamer/boxing_atari": 5.0,
 }
 AT_MOST = {"gail/cartpole": 100.0}  # an imitator of a random policy has not learned to balance

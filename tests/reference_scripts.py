@@ -7,7 +7,11 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def check_reference_script(name: str, folder: Path, total_timesteps: int, **options: int) -> None:
+def check_reference_script(
+    name: str, folder: Path, total_timesteps: int, changes: dict[str, int] | None = None, **options: int
+) -> None:
+    """``options`` are the algorithm's; ``changes`` are of anything in the config, by its path."""
+    settings = {**(changes or {}), **{f"algo_kwargs.{name}": value for name, value in options.items()}}
     words = [
         "--total-timesteps",
         str(total_timesteps),
@@ -17,7 +21,7 @@ def check_reference_script(name: str, folder: Path, total_timesteps: int, **opti
         "4",
         "--eval-episodes",
         "1",
-        *(word for item in options.items() for word in ("--set", "algo_kwargs.{}={}".format(*item))),
+        *(word for path, value in settings.items() for word in ("--set", f"{path}={value}")),
     ]
     done = subprocess.run([sys.executable, str(EXAMPLES / name), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

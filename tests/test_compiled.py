@@ -15,9 +15,10 @@ from rl_training.models import MLPSACModel
 from rl_training.runtime.workflows import resume_training
 from toys import SMOKE, StopAt, same_end, tiny_config
 
-pytestmark = pytest.mark.skipif(
-    cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"
-)
+pytestmark = [
+    pytest.mark.skipif(cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"),
+    pytest.mark.timeout(900),  # a graph takes seconds of a processor, and a minute of one that eight people share
+]
 
 
 def make(gamma, compiled):
