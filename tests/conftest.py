@@ -10,8 +10,12 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+# on a busy machine an example may take long for no fault of its own
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture

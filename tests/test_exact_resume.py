@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -187,8 +186,8 @@ def test_an_environment_that_cannot_be_rebuilt_is_named_and_goes_on(tiny):
     assert result.metrics["global_step"] == 100
 
 
-PROGRAM = """
-import sys
+PROGRAM = '''
+import os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import conftest
@@ -196,6 +195,20 @@ from toys import tiny_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.workflows import resume_training
 folder = Path(sys.argv[1])
+
+def strike(number, after, delay):
+    """Send this process a signal some time after it has saved a checkpoint beyond a step. From within, so that a busy machine
+    cannot make it come too late."""
+    saved = []
+    while not saved or max(saved) <= after:
+        time.sleep(0.002)
+        saved = [int(p.name[5:15]) for p in folder.glob("*__killed/checkpoints/step_??????????.ckpt")]
+    time.sleep(delay)
+    os.kill(os.getpid(), number)
+
+if len(sys.argv) > 2:
+    given = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    threading.Thread(target=strike, args=given, daemon=True).start()
 runs = list(folder.glob("*__killed"))
 if runs and any(runs[0].glob("checkpoints/step_*")):
     resume_training(runs[0])
@@ -205,26 +218,18 @@ else:
     config = tiny_config({algo!r}, folder, total_timesteps={total}, checkpoint_interval=64, {extra})
     get_algorithm_spec({algo!r}).train(config, run_suffix="killed")
 print("done")
-"""
+'''
 
 
 def program(algo: str, total: int, extra: str = "") -> str:
     return PROGRAM.format(tests=os.path.dirname(__file__), algo=algo, total=total, extra=extra)
 
 
-def start(folder, code) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def wait_for_checkpoint(folder, process, after: int) -> None:
-    """Until the run has saved a checkpoint beyond ``after`` or ended."""
-    while process.poll() is None:
-        saved = [int(p.name[5:15]) for p in folder.glob("*__killed/checkpoints/step_??????????.ckpt")]
-        if saved and max(saved) > after:
-            return
-        time.sleep(0.002)
+def run_program(folder, code, *strike) -> tuple[int, str]:
+    """Exit code and complaints of the program; ``strike``: a signal, the step after which it comes, and seconds more."""
+    words = [sys.executable, "-c", code, str(folder), *map(str, strike)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode, done.stderr
 
 
 def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
@@ -235,19 +240,14 @@ def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
     )
     rng, kills, reached = random.Random(0), 0, 0
     while True:
-        process = start(tmp_path, program("dqn", total))
-        if kills < 10:
-            wait_for_checkpoint(tmp_path, process, reached)
-            time.sleep(rng.uniform(0, 0.08))
-            if process.poll() is None:
-                process.kill()
-                kills += 1
-        _, err = process.communicate(timeout=120)
+        strike = (int(signal.SIGKILL), reached, rng.uniform(0, 0.08)) if kills < 10 else ()
+        code, err = run_program(tmp_path, program("dqn", total), *strike)
         saved = [int(p.name[5:15]) for p in tmp_path.glob("*__killed/checkpoints/step_??????????.ckpt")]
         reached = max(saved, default=0)
-        if process.returncode == 0:
+        if code == 0:
             break
-        assert process.returncode == -signal.SIGKILL, err
+        assert code == -signal.SIGKILL, err
+        kills += 1
     assert kills == 10
     run = next(tmp_path.glob("*__killed"))
     _, state, problems = newest_checkpoint(run)
@@ -259,11 +259,8 @@ def test_killed_at_ten_random_moments_it_reaches_the_same_end(tiny, tmp_path):
 def test_a_signal_saves_and_the_run_goes_on_from_there(tiny, tmp_path, number):
     total = 6_000
     straight = get_algorithm_spec("dqn").train(tiny("dqn", total_timesteps=total), run_suffix="straight")
-    process = start(tmp_path, program("dqn", total))
-    wait_for_checkpoint(tmp_path, process, 0)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    code, err = run_program(tmp_path, program("dqn", total), int(number), 0, 0.0)
+    assert code == 0, err
     run = next(tmp_path.glob("*__killed"))
     _, stopped, _ = newest_checkpoint(run)
     assert 0 < stopped.trainer_state["step"] < total

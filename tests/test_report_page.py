@@ -50,7 +50,7 @@ def visit(browser, file):
     def visit(url=None, **options):
         contexts.append(browser.new_context(**{"viewport": DESKTOP, **options}))
         page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(

@@ -149,7 +149,7 @@ def saved(folder):
 
 
 def wait_for_checkpoint(folder, before, process):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not set(saved(folder)) - before:
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
         time.sleep(0.02)
@@ -163,7 +163,7 @@ def test_a_sweep_interrupted_twice_goes_on_and_ends_as_if_it_had_not_been(config
         process = start([*words, "--name", "cut"])
         wait_for_checkpoint(tmp_path / "cut", before, process)
         os.kill(process.pid, how)
-        assert process.wait(60) == code
+        assert process.wait(500) == code
     assert main([*words, "--name", "cut"]) == 0  # waits for an orphan that is still saving
     assert main([*words, "--name", "straight"]) == 0
     cut, straight = (newest_checkpoint(next((tmp_path / name).glob("ppo__*")))[1] for name in ("cut", "straight"))

@@ -151,7 +151,7 @@ class TrainConfig(Options):
     wandb_project: str | None = opt(None, "project in Weights & Biases; null: WANDB_PROJECT, or rl_training")
     tags: Strings = opt((), "free labels, kept with the run")
     compile: bool | Literal["auto"] = opt("auto", "compile updates into one graph; auto: if the run is long enough")
-    threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width")
+    threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width, at most OMP_NUM_THREADS")
     progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")
     env_kwargs: dict[str, Any] = opt({}, "gym.make arguments, time limit and wrappers")
