@@ -110,9 +110,10 @@ def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[s
 
 def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
     """Refuse an override whose name is an option of the algorithm without the group that it stands in."""
-    if values.get("algo") not in ALGORITHMS:
+    algo = values.get("algo")
+    if not isinstance(algo, str) or algo not in ALGORITHMS:
         return
-    options = get_algorithm_spec(values["algo"]).config.model_fields
+    options = get_algorithm_spec(algo).config.model_fields
     wrong = [name for name in overrides if name not in TrainConfig.model_fields and name in options]
     if wrong:
         raise ConfigError([((), f"--set {name}: unknown option; did you mean 'algo_kwargs.{name}'?") for name in wrong])
