@@ -244,7 +244,8 @@ def test_entropy_alone_makes_fractions_equal():
     first = agent.update(batch(), global_step=0).metrics["fraction_entropy"]
     for step in range(300):
         last = agent.update(batch(), global_step=step).metrics["fraction_entropy"]
-    assert first < 1.3 and last == pytest.approx(np.log(4), abs=1e-3)
+    # steps of 0.01 keep logits within a few hundredths of each other, which costs a few thousandths at most, whatever the seed
+    assert first < 1.3 and last == pytest.approx(np.log(4), abs=5e-3)
 
 
 def test_acting_in_numpy_equals_the_network():
