@@ -189,7 +189,7 @@ def test_the_first_update_comes_when_the_loop_says(starts, frequency, envs, tmp_
 
 def test_the_command_does_not_call_it_trained(tmp_path, capsys):
     words = ["train", "--algo", "sac", "--env", "Pendulum-v1", "--total-timesteps", "40", "--output-dir", str(tmp_path)]
-    with pytest.warns(UserWarning, match="the first update comes at step 1,000 and the run ends at step 40"):
+    with pytest.warns(UserWarning, match="the first update comes at step 256 and the run ends at step 40"):
         assert main([*words, "--set", "eval_episodes=1", "--set", "threads=1"]) == 0
     shown = capsys.readouterr()
     assert "finished at step 40 without an update, the agent is untrained: return" in shown.out

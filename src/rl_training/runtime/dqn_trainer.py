@@ -180,8 +180,8 @@ class FamilySpec(AlgorithmSpec):
     """A member of the family, whose ``train`` serves every other one by the config's ``algo``."""
 
     def train(self, config: TrainConfig, **arguments: Any) -> TrainResult:
-        member = SPECS.get(config.algo, self)
-        return super().train(config, **arguments) if member is self else member.train(config, **arguments)
+        sibling = SPECS.get(config.algo) if config.algo != self.name else None
+        return super().train(config, **arguments) if sibling is None else sibling.train(config, **arguments)
 
 
 def spec(name: str, options: type[DQNOptions], network: Network, learner: type[ValueLearner]) -> AlgorithmSpec:
