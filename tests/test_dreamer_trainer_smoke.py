@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from rl_training import Callback, Dreamer
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
-from toys import Counter, Pictures
+from rl_training.runtime.workflows import resume_training
+from toys import Counter, Pictures, StopAt, same_end
 
 spec = get_algorithm_spec("dreamer")
 
@@ -34,9 +36,17 @@ def test_small_pictures_are_learned_and_their_size_is_said(tiny, capsys, num_env
     assert "pictures of 36 x 36 are resized to 32 x 32" in capsys.readouterr().err
 
 
-def test_boxes_have_a_bounded_normal_actor(tiny):
-    metrics = spec.train(tiny("dreamer", env_id="Pendulum-v1", imagination_batch_size=5)).metrics
-    assert np.isfinite(metrics["dreamer_actor_loss"])
+def test_boxes_have_a_bounded_normal_actor_and_runs_with_them_resume_exactly(tiny):
+    config = tiny("dreamer", env_id="Pendulum-v1", imagination_batch_size=5, total_timesteps=96, eval_interval=0)
+    straight = spec.train(config, run_suffix="straight")
+    assert np.isfinite(straight.metrics["dreamer_actor_loss"])
+    assert straight.metrics["dreamer_entropy"] <= 0.5 * np.log(
+        2 * np.pi * np.e
+    )  # of a deviation of one, the largest there is
+    stopped = spec.train(config, run_suffix="stopped", callbacks=[StopAt(50)])
+    same_end(
+        load_checkpoint(straight.checkpoint_path), load_checkpoint(resume_training(stopped.run_dir).checkpoint_path)
+    )
 
 
 def test_the_state_is_carried_within_an_episode_and_begins_anew_with_the_next(tiny):

@@ -7,6 +7,7 @@ its step is a single kernel, and an update is a pure function of tensors that ru
 from __future__ import annotations
 
 import itertools
+import os
 import types
 import warnings
 from collections.abc import Callable, Iterable
@@ -246,6 +247,9 @@ LEAN = {
     "size_asserts": False,  # the batch's layout is checked before the call
     "alignment_asserts": False,
     "fallback_random": True,  # the random numbers of an eager update
+    # As torch reads the variable itself, but as a setting, which is in the key of its cache of graphs: a graph for wide vectors that
+    # an earlier process left there would not compile without them.
+    "cpp.simdlen": {"default": 1, "avx2": 256, "avx512": 512}.get(os.environ.get("ATEN_CPU_CAPABILITY", "")),
 }
 
 
