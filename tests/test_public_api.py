@@ -92,7 +92,8 @@ def test_predict_reads_no_file_and_computes_nothing_in_torch(short, monkeypatch)
             short.agent.model(torch.zeros(1, 4))
         plain = len(operations)
         short.predict(obs)
-    assert plain > 3 and len(operations) == plain
+    computed = [name for name in operations[plain:] if name != "aten.detach.default"]  # a tensor seen as an array
+    assert plain > 3 and computed == []
 
 
 def test_predict_names_a_wrong_shape(short):
