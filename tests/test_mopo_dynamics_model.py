@@ -191,7 +191,7 @@ def test_a_fit_learns_restores_each_members_best_and_ranks_them():
     again, likelihoods = (x.numpy() for x in dynamics.holdout_scores(columns["obs"], columns["actions"], targets))
     assert np.allclose(again, process.best_errors, rtol=1e-4)
     # what members share (the bounds of the variances) has moved on since then, a little
-    assert np.allclose(likelihoods, process._likelihoods, atol=0.05)
+    assert np.allclose(likelihoods, process._likelihoods, rtol=0.05)
     assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
 
 
