@@ -40,3 +40,14 @@ def test_several_environments_are_refused_with_a_reason(tiny):
 def test_every_way_to_plan(tiny, planner, propagation):
     config = tiny("pets", total_timesteps=36, planner=planner, propagation=propagation)
     assert np.isfinite(get_algorithm_spec("pets").train(config).metrics["eval_return_mean"])
+
+
+def test_a_loaded_agent_plans_with_the_registered_terminations(tiny):
+    pytest.importorskip("mujoco")
+    spec = get_algorithm_spec("pets")
+    config = tiny("pets", env_id="InvertedPendulum-v5", total_timesteps=40)
+    agent = spec.load_fn(config, load_checkpoint(spec.train(config).checkpoint_path))
+    upright, fallen = np.zeros((1, 4), np.float32), np.array([[0.0, 0.5, 0.0, 0.0]], np.float32)
+    ends = agent._terminated
+    assert ends(upright, np.zeros((1, 1)), fallen).tolist() == [True]
+    assert ends(upright, np.zeros((1, 1)), upright).tolist() == [False]

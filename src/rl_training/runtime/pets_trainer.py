@@ -9,7 +9,7 @@ from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
-from rl_training.envs.terminations import reward_of
+from rl_training.envs.terminations import reward_of, termination_of
 from rl_training.experiment.config import ConfigError, Sizes, opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.model_based import Ends, ModelOptions, in_units
@@ -120,6 +120,9 @@ def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
         num_particles=cfg.planning_particles,
         propagation=cfg.propagation,
         rewards=in_units(reward_of(plan.env_id), plan.spaces),
+        terminated=in_units(
+            termination_of(plan.env_id), plan.spaces
+        ),  # for plans of a loaded agent; a loop says it itself
     )
 
 
