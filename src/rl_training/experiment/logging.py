@@ -160,6 +160,7 @@ class WandB:
 
             name = runs.read_metadata(context).get("wandb_id") or uuid.uuid4().hex
             runs.write_metadata(context, {"wandb_id": name})
+            self._wait_for_a_folder_of_its_own(context.run_dir / "wandb", name)
             self._run = wandb.init(
                 id=name,
                 resume="allow",
@@ -173,6 +174,12 @@ class WandB:
             self._run.define_metric("*", step_metric="step")
         except Exception as error:
             self._give_up(error)
+
+    @staticmethod
+    def _wait_for_a_folder_of_its_own(folder: Path, name: str) -> None:
+        """Wandb names a folder by the second, and a run resumed within the same second would overwrite its first part."""
+        while any(folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{name}")):
+            time.sleep(0.05)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         if self._run is not None:
