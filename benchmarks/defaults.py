@@ -24,6 +24,8 @@ class Row(NamedTuple):
     steps: int
     asked: float | None = None  # mean over seeds; None: recorded without a bar
     options: dict[str, Any] = {}  # what is not bare about it
+    episodes: int = EPISODES  # of the evaluation that judges a run
+    own: int = 5  # of its own evaluations, which do not
 
 
 VALUE_BASED = ("dqn", "qr_dqn", "iqn", "fqf")
@@ -34,7 +36,7 @@ ROWS = {
     "ppg/Hopper-v5": Row(300_000),
     **{f"{algo}/Acrobot-v1": Row(60_000, -90.0) for algo in VALUE_BASED},
     "mbpo/InvertedPendulum-v5": Row(3_000, 950.0, {"gradient_updates_per_step": 10}),
-    "pets/InvertedPendulum-v5": Row(3_000, 950.0),
+    "pets/InvertedPendulum-v5": Row(3_000, 950.0, episodes=2, own=1),  # every step is a plan: minutes an episode
     "sac/InvertedDoublePendulum-v5": Row(30_000, 8_000.0),
     "sac/Hopper-v5": Row(100_000, 1_500.0),
     "sac/MountainCarContinuous-v0": Row(30_000),
@@ -49,10 +51,11 @@ def check(name: str, *, seeds: list[int], jobs: int, keep: str | None) -> bool:
 
     algo, env_id = name.split("/")
     row = ROWS[name]
-    config = TrainConfig(algo=algo, env_id=env_id, total_timesteps=row.steps, algo_kwargs=row.options)
+    options = {"algo_kwargs": row.options, "eval_episodes": row.own}
+    config = TrainConfig(algo=algo, env_id=env_id, total_timesteps=row.steps, **options)
     facts = facts_of_the_machine()
-    runs = train_all(name, config, seeds, jobs=jobs, threads=1, keep=keep)
-    judged = {"episodes": EPISODES, "judged": "evaluation of the last checkpoint"}
+    runs = train_all(name, config, seeds, jobs=jobs, threads=1, keep=keep, episodes=row.episodes)
+    judged = {"episodes": row.episodes, "judged": "evaluation of the last checkpoint"}
     return record(RESULTS, name, config, runs, threshold=row.asked, at_most=None, **judged, **facts)
 
 

@@ -103,8 +103,10 @@ YARDSTICKS = {  # what others make of the same steps or data: (preset, overrides
 }
 
 
-def train_one(config: TrainConfig, keep: Path | None, last: int | None = None, drawn: bool = False) -> dict[str, Any]:
-    """One seed: train, or go on with what was kept, then evaluate the last checkpoint on episodes of its own.
+def train_one(
+    config: TrainConfig, keep: Path | None, last: int | None = None, drawn: bool = False, episodes: int = EPISODES
+) -> dict[str, Any]:
+    """One seed: train, or go on with what was kept, then evaluate the last checkpoint on ``episodes`` of its own.
 
     ``last``: judge by that many of the last episodes of training instead. ``drawn``: evaluate with actions drawn.
     """
@@ -130,7 +132,7 @@ def train_one(config: TrainConfig, keep: Path | None, last: int | None = None, d
         final = (
             last_episodes(result.checkpoint_path, last)
             if last
-            else evaluate_checkpoint(result.checkpoint_path, EPISODES, deterministic=not drawn)
+            else evaluate_checkpoint(result.checkpoint_path, episodes, deterministic=not drawn)
         )
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
         # a run that was gone on with after its end has evaluated that twice
