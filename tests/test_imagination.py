@@ -155,7 +155,7 @@ def test_rollouts_through_the_simulator_are_the_simulators():
         return next_obs.astype(np.float32), reward, terminated
 
     agent = mbpo_with(TrueDynamics(lambda obs, action: simulated(obs, action)[:2], spaces), spaces)
-    agent.ends_at(in_units(termination_of("InvertedPendulum-v5"), spaces))
+    agent.terminations = in_units(termination_of("InvertedPendulum-v5"), spaces)
     dreams = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=20), longest=40)
     starts = ReplayBuffer(20, (4,), (1,), rng=Rng(0, "real"))
     for seed in range(20):
@@ -182,7 +182,7 @@ def test_values_learned_from_true_dynamics_are_the_true_ones():
         return next_obs, reward
 
     agent = mbpo_with(TrueDynamics(step, spaces), spaces)
-    agent.ends_at(lambda obs, actions, next_obs: next_obs[:, 0] >= 3)
+    agent.terminations = lambda obs, actions, next_obs: next_obs[:, 0] >= 3
     dreams = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=200), longest=3)
     real = ReplayBuffer(3, (1,), (1,), rng=Rng(0, "real"))
     for t in range(3):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rl_training.algorithms.dynamics import (
-    EndClassifier,
     EnsembleDynamics,
     ModelFit,
     gaussian_ensemble_loss,
     imagine,
     layer_decays,
 )
+from rl_training.algorithms.terminations import TerminationClassifier
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.models.mlp_mopo import clamped_std, disagreement, soft_clamp
 from rl_training.state import Rng
@@ -394,7 +394,7 @@ def test_a_classifier_learns_where_episodes_end():
     next_obs = (obs + 0.1 * actions).astype(np.float32)
     over = next_obs[:, 0] > 0.8
     data = {"obs": obs, "actions": actions, "next_obs": next_obs, "dones": over.astype(np.float32)}
-    ends = EndClassifier(obs_dim=2, action_dim=1, device=torch.device("cpu"))
+    ends = TerminationClassifier(obs_dim=2, action_dim=1, device=torch.device("cpu"))
     assert not ends(obs, actions, next_obs).any()  # before it has seen anything
     assert not ends.fit({**data, "dones": np.zeros(3_000)}, rng) and not ends(obs, actions, next_obs).any()
     assert ends.fit(data, rng)

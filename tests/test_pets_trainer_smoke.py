@@ -1,11 +1,18 @@
 """What PETS's trainer adds: fits in proportion to steps, plans that carry over, one environment."""
 
+import pickle
+
 import numpy as np
 import pytest
+import torch
+from gymnasium.spaces import Box
 
+from rl_training.algorithms.terminations import deciding
+from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.pets_trainer import PETSLoop, PETSOptions
+from toys import Counter
 
 
 def test_fits_are_in_proportion_to_the_steps_between_them(tiny):
@@ -48,6 +55,28 @@ def test_a_loaded_agent_plans_with_the_registered_terminations(tiny):
     config = tiny("pets", env_id="InvertedPendulum-v5", total_timesteps=40)
     agent = spec.load_fn(config, load_checkpoint(spec.train(config).checkpoint_path))
     upright, fallen = np.zeros((1, 4), np.float32), np.array([[0.0, 0.5, 0.0, 0.0]], np.float32)
-    ends = agent._terminated
-    assert ends(upright, np.zeros((1, 1)), fallen).tolist() == [True]
-    assert ends(upright, np.zeros((1, 1)), upright).tolist() == [False]
+    terminated = deciding(agent.terminations)
+    assert terminated(upright, np.zeros((1, 1)), fallen).tolist() == [True]
+    assert terminated(upright, np.zeros((1, 1)), upright).tolist() == [False]
+
+
+def test_a_loaded_agent_plans_with_the_terminations_that_were_learned(tiny):
+    spec, env = get_algorithm_spec("pets"), lambda: Counter(7, terminate=True, actions=Box(-1, 1, (1,), np.float32))
+    config = tiny("pets", env_id="Counter-v0", total_timesteps=60, model_updates_per_step=30)
+    state = load_checkpoint(spec.train(config, env=env).checkpoint_path)
+    agent, _ = spec.load(config, state, env=env)
+    obs = np.arange(7, dtype=np.float32)[:, None]
+    terminated = deciding(agent.terminations)
+    assert terminated(obs, np.zeros((7, 1), np.float32), obs + 1).tolist() == 6 * [False] + [True]
+    plans = torch.zeros(1, 3, 1)
+    early, late = (agent.values_of(torch.tensor([t]), plans, 30).item() for t in (1.0, 6.0))
+    assert late < early - 1  # a plan from the last step collects one reward, not three
+
+
+def test_a_pets_agent_that_knows_its_terminations_can_be_pickled(tiny):
+    spec = get_algorithm_spec("pets")
+    config = tiny("pets", env_id="InvertedPendulum-v5")
+    agent = spec.build(spec.options(config), spec.blueprint(config, EnvFactory(config.env_id, {}), None, "cpu"))
+    fallen = np.array([[0.0, 0.5, 0.0, 0.0]], np.float32)
+    again = pickle.loads(pickle.dumps(agent))
+    assert deciding(again.terminations)(fallen, np.zeros((1, 1)), fallen).tolist() == [True]

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from rl_training.algorithms.base import Learner, Tensors, UpdateResult
 from rl_training.algorithms.optim import FlatAdam, descend
+from rl_training.algorithms.terminations import Terminations
 from rl_training.models.host import device_of
-from rl_training.models.mlp_mopo import EndNetwork, disagreement
+from rl_training.models.mlp_mopo import disagreement
 from rl_training.state import Rng
 
 BOUNDS = 0.01  # weight of the spread of the learned log-variance bounds in the loss
-Terminations = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def gaussian_ensemble_loss(batch: Tensors) -> Tensors:
@@ -290,45 +289,6 @@ class ModelFit:
             self._most_updates = state["most_updates"]
         snapshot = state["snapshot"]
         self._snapshot = snapshot.to(self._dynamics.optimizer.flat.device) if self.active else None
-
-
-class EndClassifier(Learner):
-    """Learns where episodes terminate, for environments of which nobody has said it."""
-
-    UPDATES, ROWS = 500, 256
-
-    def __init__(self, *, obs_dim: int, action_dim: int, device: torch.device, learning_rate: float = 1e-3) -> None:
-        self.network = EndNetwork(obs_dim=obs_dim, action_dim=action_dim).to(device)
-        self.optimizer = FlatAdam(self.network.parameters(), lr=learning_rate)
-
-    def fit(self, data: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
-        """From transitions with ``dones``; False, and nothing learned, while none of them ended an episode."""
-        over = np.flatnonzero(data["dones"] > 0)
-        rest = np.flatnonzero(data["dones"] == 0)
-        if not len(over) or not len(rest):
-            return False
-        network, device = self.network, self.optimizer.flat.device
-        inputs = np.concatenate([data["obs"], data["actions"], data["next_obs"]], 1).astype(np.float32)
-        std = inputs.std(0)
-        network.input_mean.copy_(torch.from_numpy(inputs.mean(0)))
-        network.input_scale.copy_(torch.from_numpy(np.where(std < 1e-6, 1, 1 / np.maximum(std, 1e-6))))
-        network.prior.fill_(math.log(len(over) / len(rest)))
-        network.fitted.fill_(True)
-        labels = torch.cat([torch.ones(self.ROWS // 2), torch.zeros(self.ROWS // 2)]).to(device)
-        for _ in range(self.UPDATES):
-            index = np.concatenate([rng.choice(kind, self.ROWS // 2) for kind in (over, rest)])
-            logits = network(torch.from_numpy(inputs[index]).to(device))
-            descend((self.optimizer, F.binary_cross_entropy_with_logits(logits, labels)))
-        return True
-
-    @torch.no_grad()
-    def __call__(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
-        """Which transitions are more likely than not to end an episode; none before the first fit."""
-        if not bool(self.network.fitted):
-            return np.zeros(len(obs), bool)
-        inputs = np.concatenate([obs, actions, next_obs], 1).astype(np.float32)
-        logits = self.network(torch.from_numpy(inputs).to(self.optimizer.flat.device)) + self.network.prior
-        return (logits > 0).cpu().numpy()
 
 
 @torch.no_grad()

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
-from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
+from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
 from rl_training.algorithms.optim import FlatOptimizer
 from rl_training.algorithms.sac import SAC
+from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
 from rl_training.models.mlp_mopo import disagreement, drawn_by_one
 
 Penalty = Literal["max_std", "max_deviation", "ensemble_std"]
@@ -54,10 +55,10 @@ class MOPO(Learner):
         penalty_coef: float = 1.0,
         penalty: Penalty = "max_std",
         target_entropy: float | None = None,
-        terminated: Terminations | None = None,
+        terminated: Terminations | LearnedTerminations | None = None,
     ) -> None:
-        """``terminated``: where rollouts end, a function of rows with actions in [-1, 1]; an EndClassifier learns it."""
-        self._terminated = terminated
+        """``terminated``: where rollouts end, a function of rows with actions in [-1, 1]."""
+        self.terminations = terminated
         self.policy = SAC(
             model=policy_model, learning_rate=policy_learning_rate, gamma=gamma, alpha=alpha, tau=tau,
             target_entropy=target_entropy,
@@ -116,11 +117,8 @@ class MOPO(Learner):
 
     def terminated(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
         """Which imagined transitions end their rollout."""
-        return np.zeros(len(obs), bool) if self._terminated is None else self._terminated(obs, actions, next_obs)
-
-    def ends_at(self, terminated: Terminations | None) -> None:
-        """From now on, rollouts end where this function says."""
-        self._terminated = terminated
+        function = deciding(self.terminations)
+        return np.zeros(len(obs), bool) if function is None else function(obs, actions, next_obs)
 
     def dream(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Next observations and the rewards to learn from, for rollouts."""

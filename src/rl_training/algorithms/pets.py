@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Tensors, stream
-from rl_training.algorithms.dynamics import EnsembleDynamics, Terminations, gaussian_ensemble_loss
+from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
 from rl_training.algorithms.planning import CEM, Planner
+from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
 from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import drawn_from_rows
 
@@ -44,18 +45,14 @@ class PETS(EnsembleDynamics):
         horizon: int = 20,
         num_particles: int = 20,
         propagation: Literal["ts1", "tsinf"] = "tsinf",
-        terminated: Terminations | None = None,
+        terminated: Terminations | LearnedTerminations | None = None,
         rewards: Rewards | None = None,
     ) -> None:
         super().__init__(model=dynamics_model, learning_rate=learning_rate, name="pets")
         self._planner: Planner = planner if planner is not None else CEM()
         self._horizon, self._particles, self._propagation = horizon, num_particles, propagation
-        self._terminated, self._rewards = terminated, rewards
+        self.terminations, self._rewards = terminated, rewards
         self._device = device_of(dynamics_model)
-
-    def ends_at(self, terminated: Terminations | None) -> None:
-        """From now on, plans end where this function says."""
-        self._terminated = terminated
 
     def initial_carry(self, n: int) -> np.ndarray:
         """Where each environment's next search starts, (N, H, A): the middle of the box."""
@@ -127,6 +124,7 @@ class PETS(EnsembleDynamics):
         actions = plans.repeat_interleave(each, 0).transpose(0, 1)  # (H, rows, A)
         total = torch.zeros(members, rows, device=obs.device)
         alive = torch.ones(members, rows, device=obs.device)
+        terminated = deciding(self.terminations)
         for step in actions:
             if self._propagation == "ts1":
                 state, total, alive = self._shuffled(state, total, alive, each)
@@ -135,8 +133,8 @@ class PETS(EnsembleDynamics):
             next_state = state + drawn[..., :-1]
             rewards = drawn[..., -1] if self._rewards is None else self._known(self._rewards, state, taken, next_state)
             total = total + alive * rewards
-            if self._terminated is not None:
-                alive = alive * (1 - self._known(self._terminated, state, taken, next_state))
+            if terminated is not None:
+                alive = alive * (1 - self._known(terminated, state, taken, next_state))
             state = next_state
         return total.view(members, count, each).mean((0, 2))
 

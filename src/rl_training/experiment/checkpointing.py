@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 
 from rl_training.errors import reason
 from rl_training.experiment.files import write_durably
+from rl_training.experiment.migrations import FORMAT, STEPS, upgrade
 
-FORMAT = 1
 SUFFIX = ".ckpt"
 APART = 1 << 20  # buffers of more bytes than this go into a sibling file, so that the agent alone stays small
 DTYPES = {
@@ -76,8 +76,9 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
         "metadata",
     }:
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
-    if tree["metadata"].get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {tree['metadata'].get('format')}; this version reads format {FORMAT}")
+    number = tree["metadata"].get("format")
+    if number != FORMAT and number not in STEPS:
+        raise CheckpointError(f"{path} has format {number}; this version reads formats {min(STEPS)} to {FORMAT}")
     apart = tree["buffer_state"]
     if isinstance(apart, dict) and "$file" in apart:
         tree["buffer_state"] = None
@@ -91,6 +92,7 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
             if digest != apart["sha256"]:
                 raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
             tree["buffer_state"] = inner["buffer_state"]
+    upgrade(tree, number)
     return CheckpointState(**tree)
 
 

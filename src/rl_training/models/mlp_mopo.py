@@ -165,8 +165,8 @@ def drawn_by_one(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tens
     return means[chosen, rows] + (0.5 * logvars[chosen, rows]).exp() * torch.randn_like(means[0])
 
 
-class EndNetwork(nn.Module):
-    """Whether a transition ends its episode: (obs, action, next_obs) to a logit. Knows nothing until it is ``fitted``."""
+class TerminationNetwork(nn.Module):
+    """Whether a transition terminates its episode: (obs, action, next_obs) to a logit. Knows nothing until it is ``fitted``."""
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor

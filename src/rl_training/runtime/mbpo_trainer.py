@@ -13,11 +13,11 @@ from rl_training.algorithms.mbpo import MBPO, rollout_length
 from rl_training.experiment.config import opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.model_based import (
-    Ends,
     Imagination,
     RolloutOptions,
     fit_of,
     fitted,
+    learn_terminations,
 )
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
@@ -76,7 +76,6 @@ class MBPOLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
-        self.ends = Ends(run, self.agent)
         self.imagination = Imagination(run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)))
         self._mixed = self.imagination.mixed(self.replay)
         self._source = self._mixed
@@ -91,7 +90,7 @@ class MBPOLoop(OffPolicyLoop):
         if self.fit.active or first or crossings(before, run.step, cfg.model_train_frequency):
             data = self.replay.columns()
             yield from fitted(run, self.fit, data)
-            self.ends.learn(data)
+            learn_terminations(run, self.agent.terminations, data)
         if first or crossings(before, run.step, cfg.rollout_refresh_interval or cfg.model_train_frequency):
             self.imagination.refresh(self.replay, self._horizon(run.step))
 

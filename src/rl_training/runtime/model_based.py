@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from rl_training.algorithms.dynamics import EndClassifier, EnsembleDynamics, ModelFit, Terminations, imagine
+from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, imagine
 from rl_training.algorithms.mopo import MOPO
+from rl_training.algorithms.terminations import LearnedTerminations, Terminations
 from rl_training.data.replay_buffer import Mixed, ReplayBuffer, Source
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import never, termination_of
@@ -19,9 +20,6 @@ from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.run import Run, TrainingFailure
 from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import Blueprint
-from rl_training.state import Stateful
-
-TOLERATED = 1e-3  # share of transitions that a termination function may get wrong: rounding at its thresholds
 
 
 class ModelOptions(Options):
@@ -85,6 +83,7 @@ class RolloutOptions(ModelOptions):
             "alpha": self.alpha,
             "tau": self.tau,
             "target_entropy": self.target_entropy,
+            "terminated": terminations_of(plan),
         }
 
 
@@ -113,59 +112,56 @@ def fitted(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[Non
         run.note(model_fits_cut_short=float(run.count("model_fits_cut_short")))
 
 
-def in_units(function: Callable | None, spaces: Spaces) -> Terminations | None:
+@dataclass(frozen=True)
+class InUnits:
     """A function of actions in the environment's units as one of actions in [-1, 1]."""
-    if function is None or function is never:
-        return None
-    return lambda obs, actions, next_obs: function(obs, np.asarray(spaces.to_env(actions)), next_obs)
+
+    function: Callable[..., np.ndarray]
+    spaces: Spaces
+
+    def __call__(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+        return self.function(obs, np.asarray(self.spaces.to_env(actions)), next_obs)
 
 
-class Ends(Stateful):
-    """Where imagined episodes end: by the function that is registered for the environment, if the data bears it out, else by a
-    classifier, once the data shows an end. Held by the loop, as only learning needs it."""
+def in_units(function: Callable[..., np.ndarray] | None, spaces: Spaces) -> Terminations | None:
+    """None for a function that is not known, or that is known to be false of everything."""
+    return None if function is None or function is never else InUnits(function, spaces)
 
-    STATE = ("distrusted",)
 
-    def __init__(self, run: Run, agent: Any) -> None:
-        self._run, self._agent, spaces = run, agent, run.spaces
-        self._function = termination_of(run.config.env_id)
-        self.distrusted = False  # whether the data has contradicted that function
-        self.classifier = EndClassifier(obs_dim=spaces.obs_dim, action_dim=spaces.action_dim, device=run.device)
-        self._apply()
+def terminations_of(plan: Blueprint) -> LearnedTerminations:
+    """By the function that is registered for the environment, if there is one."""
+    function, spaces = termination_of(plan.env_id), plan.spaces
+    return LearnedTerminations(
+        in_units(function, spaces),
+        known=function is not None,
+        obs_dim=spaces.obs_dim,
+        action_dim=spaces.action_dim,
+        device=plan.device,
+    )
 
-    def _apply(self) -> None:
-        known = self._function is not None and not self.distrusted
-        self._agent.ends_at(in_units(self._function, self._run.spaces) if known else self.classifier)
 
-    def learn(self, data: dict[str, np.ndarray]) -> None:
-        """After a fit: compare with what the data shows, and say, once, if it is not the registered function that decides."""
-        run, env_id = self._run, self._run.config.env_id
-        if self._function is not None and not self.distrusted:
-            actions = np.asarray(run.spaces.to_env(data["actions"]))
-            said = np.asarray(self._function(data["obs"], actions, data["next_obs"]), bool)
-            wrong = int((said != (data["dones"] > 0)).sum())
-            if wrong <= TOLERATED * len(said):
-                return
-            self.distrusted = True
-            run.say(
-                f"the termination registered for {env_id} is wrong for {wrong:,} of {len(said):,} transitions: not used"
-            )
-            self._apply()
-        known = self.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
-        if run.counters.get("ends_said") != 1 + known:
-            run.counters["ends_said"] = 1 + known
-            learned, never_yet = (
-                "a classifier, learned from the data, ends rollouts",
-                "rollouts never end: the data shows no termination",
-            )
-            run.say(
-                f"where episodes of {env_id} terminate is not known; {learned if known else never_yet} "
-                "(rl_training.envs.terminations.register_termination makes it known)"
-            )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._apply()
+def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[str, np.ndarray]) -> None:
+    """After a fit: compare what is known with the data, learn what is not, and say, once, if a classifier decides."""
+    env_id = run.config.env_id
+    if terminations.known:
+        wrong = terminations.contradictions(data)
+        if terminations.known:
+            return
+        run.say(
+            f"the termination registered for {env_id} is wrong for {wrong:,} of {len(data['dones']):,} transitions: not used"
+        )
+    learned = terminations.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
+    if run.counters.get("ends_said") != 1 + learned:
+        run.counters["ends_said"] = 1 + learned
+        text = (
+            "a classifier, learned from the data, ends rollouts"
+            if learned
+            else "rollouts never end: the data shows no termination"
+        )
+        run.say(
+            f"where episodes of {env_id} terminate is not known; {text} "
+            "(rl_training.envs.terminations.register_termination makes it known)"
+        )
 
 
 class Imagination:

@@ -10,11 +10,11 @@ from rl_training.algorithms.mopo import MOPO, Penalty
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.config import opt
 from rl_training.runtime.model_based import (
-    Ends,
     Imagination,
     RolloutOptions,
     fit_of,
     fitted,
+    learn_terminations,
 )
 from rl_training.runtime.offline import (
     OfflineLoop,
@@ -40,7 +40,6 @@ class MOPOLoop(OfflineLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
         super().__init__(run, agent, cfg)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
-        self.ends = Ends(run, self.agent)
         self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)
         self._source = self._mixed
@@ -60,7 +59,7 @@ class MOPOLoop(OfflineLoop):
         if self.fit.fits == 0:
             data = self.data.columns()
             yield from fitted(self._run, self.fit, data)
-            self.ends.learn(data)
+            learn_terminations(self._run, self.agent.terminations, data)
         yield from super().__iter__()
 
     def prepare(self) -> None:

@@ -9,10 +9,10 @@ from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
-from rl_training.envs.terminations import reward_of, termination_of
+from rl_training.envs.terminations import reward_of
 from rl_training.experiment.config import ConfigError, Sizes, opt
 from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.model_based import Ends, ModelOptions, in_units
+from rl_training.runtime.model_based import ModelOptions, in_units, learn_terminations, terminations_of
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
@@ -73,7 +73,6 @@ class PETSLoop(OffPolicyLoop):
             raise ConfigError([(("num_envs",), "pets plans for one environment at a time; set it to 1")])
         super().__init__(run, agent, cfg)
         self.fit = ModelFit(self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0)
-        self.ends = Ends(run, self.agent)
 
     def updates_of_a_fit(self, rows: int) -> int:
         """How many gradient steps a fit to so many transitions takes."""
@@ -104,7 +103,7 @@ class PETSLoop(OffPolicyLoop):
             before = fit.total_updates
             if fit.active:
                 yield
-        self.ends.learn(data)
+        learn_terminations(run, self.agent.terminations, data)
         run.end_epoch()
 
     def learn(self, rounds: int) -> None:
@@ -120,9 +119,7 @@ def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
         num_particles=cfg.planning_particles,
         propagation=cfg.propagation,
         rewards=in_units(reward_of(plan.env_id), plan.spaces),
-        terminated=in_units(
-            termination_of(plan.env_id), plan.spaces
-        ),  # for plans of a loaded agent; a loop says it itself
+        terminated=terminations_of(plan),
     )
 
 

@@ -1,0 +1,113 @@
+"""Where imagined episodes terminate: by a known function of transitions, or by a classifier that is learned from data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.optim import FlatAdam, descend
+from rl_training.models.mlp_mopo import TerminationNetwork
+from rl_training.state import Stateful
+
+Terminations = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # rows of obs, actions in [-1, 1], next_obs
+
+TOLERATED = 1e-3  # share of transitions that a known function may get wrong: rounding at its thresholds
+
+
+class TerminationClassifier(Learner):
+    """Learns from data which transitions terminate an episode, for environments whose terminations are not known."""
+
+    UPDATES, ROWS = 500, 256
+
+    def __init__(self, *, obs_dim: int, action_dim: int, device: torch.device, learning_rate: float = 1e-3) -> None:
+        self.network = TerminationNetwork(obs_dim=obs_dim, action_dim=action_dim).to(device)
+        self.optimizer = FlatAdam(self.network.parameters(), lr=learning_rate)
+
+    def fit(self, data: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
+        """Fit to transitions with ``dones``; False, and nothing learned, while none of them terminated."""
+        terminal = np.flatnonzero(data["dones"] > 0)
+        rest = np.flatnonzero(data["dones"] == 0)
+        if not len(terminal) or not len(rest):
+            return False
+        network, device = self.network, self.optimizer.flat.device
+        inputs = np.concatenate([data["obs"], data["actions"], data["next_obs"]], 1).astype(np.float32)
+        std = inputs.std(0)
+        network.input_mean.copy_(torch.from_numpy(inputs.mean(0)))
+        network.input_scale.copy_(torch.from_numpy(np.where(std < 1e-6, 1, 1 / np.maximum(std, 1e-6))))
+        network.prior.fill_(math.log(len(terminal) / len(rest)))
+        network.fitted.fill_(True)
+        labels = torch.cat([torch.ones(self.ROWS // 2), torch.zeros(self.ROWS // 2)]).to(device)
+        for _ in range(self.UPDATES):
+            index = np.concatenate([rng.choice(kind, self.ROWS // 2) for kind in (terminal, rest)])
+            logits = network(torch.from_numpy(inputs[index]).to(device))
+            descend((self.optimizer, F.binary_cross_entropy_with_logits(logits, labels)))
+        return True
+
+    @property
+    def fitted(self) -> bool:
+        return bool(self.network.fitted)
+
+    @torch.no_grad()
+    def __call__(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+        """Which transitions are more likely than not to terminate; none before the first fit."""
+        if not self.fitted:
+            return np.zeros(len(obs), bool)
+        inputs = np.concatenate([obs, actions, next_obs], 1).astype(np.float32)
+        logits = self.network(torch.from_numpy(inputs).to(self.optimizer.flat.device)) + self.network.prior
+        return (logits > 0).cpu().numpy()
+
+
+class LearnedTerminations(Stateful):
+    """The known function, while the data agrees with it; else a classifier, once the data shows a termination.
+
+    ``known`` without a function: episodes never terminate. A learner holds this under a public name, so that it is saved with
+    the agent, and plans of a loaded agent end where they did before.
+    """
+
+    STATE = ("distrusted",)
+
+    def __init__(
+        self, function: Terminations | None, *, known: bool, obs_dim: int, action_dim: int, device: torch.device
+    ) -> None:
+        self._function, self._known = function, known
+        self.distrusted = False  # whether the data has contradicted what is known
+        self.classifier = TerminationClassifier(obs_dim=obs_dim, action_dim=action_dim, device=device)
+
+    @property
+    def known(self) -> bool:
+        """Whether terminations are known, rather than learned."""
+        return self._known and not self.distrusted
+
+    @property
+    def function(self) -> Terminations | None:
+        """What decides at present; None: nothing terminates."""
+        if self.known:
+            return self._function
+        return self.classifier if self.classifier.fitted else None
+
+    def contradictions(self, data: dict[str, np.ndarray]) -> int:
+        """How many transitions contradict what is known; more than rounding explains, and it is no longer trusted."""
+        terminal = data["dones"] > 0
+        if self._function is None:
+            wrong = int(terminal.sum())
+        else:
+            wrong = int(
+                (np.asarray(self._function(data["obs"], data["actions"], data["next_obs"]), bool) != terminal).sum()
+            )
+        self.distrusted = wrong > TOLERATED * len(terminal)
+        return wrong
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if state is not None:  # None: an agent saved alone by an older version, whose classifier stayed with the run
+            super().load_state_dict(state)
+
+
+def deciding(terminated: Terminations | LearnedTerminations | None) -> Terminations | None:
+    """The function that decides at present, of either kind."""
+    return terminated.function if isinstance(terminated, LearnedTerminations) else terminated
