@@ -42,5 +42,5 @@ print(
             "curve": curve,
             "stable_baselines3": stable_baselines3.__version__,
         }
-    )  # fmt: skip
+    )
 )
