@@ -16,7 +16,7 @@ from rl_training.analysis.comparison import finals
 from rl_training.analysis.records import Curve, Metrics, RunRecord
 from rl_training.analysis.statistics import iqm, stratified_bootstrap
 from rl_training.analysis.tables import as_markdown, cells, shown
-from rl_training.experiment.logging import clock
+from rl_training.tracking.figures import clock
 
 HERE = Path(__file__).parent
 PAGES = HERE.parent / "docs" / "benchmarks"

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from rl_training import RLPD, SAC, TD3BC
+from rl_training.artifacts.collection import add_references, export_replay
 from rl_training.data.dataset_files import write_npz
-from rl_training.runtime.collection import add_references, export_replay
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import rl_training
+from rl_training.base.options import ConfigError
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
-from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.spec import Blueprint
@@ -228,7 +228,7 @@ def test_metrics_read_lazily_are_what_they_were(algo, tiny):
 
 @everyone
 def test_what_is_exported_acts_as_the_agent_does(algo, trained, tmp_path):
-    from rl_training.runtime.export import export_checkpoint
+    from rl_training.artifacts.export import export_checkpoint
 
     if algo == "pets":  # plans
         with pytest.raises(ValueError, match="no policy that could be exported"):

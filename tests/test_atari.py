@@ -3,8 +3,8 @@
 import gymnasium as gym
 import pytest
 
+from rl_training.base.options import ConfigError
 from rl_training.envs.factory import EnvFactory
-from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 
 ale_py = pytest.importorskip("ale_py")
@@ -104,7 +104,7 @@ def test_the_atari_wrapper_is_for_atari():
 
 
 def test_games_have_a_time_limit_in_frames(recwarn):
-    from rl_training.runtime.collector import Collector
+    from rl_training.envs.collector import Collector
 
     Collector(EnvFactory(GAME, ATARI), 1, seed=0).close()
     assert not [w for w in recwarn if "time limit" in str(w.message)]

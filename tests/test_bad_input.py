@@ -126,7 +126,7 @@ def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_directory(tiny):
-    from rl_training.experiment.files import InUse, held
+    from rl_training.base.files import InUse, held
     from rl_training.runtime.workflows import resume_training
 
     result = get_algorithm_spec("ppo").train(tiny("ppo"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_training.base.options import ConfigError
 from rl_training.cli import load_config, main
-from rl_training.experiment.config import ConfigError
 
 FAST = [
     "--set",
@@ -134,7 +134,7 @@ def test_doctor_finds_a_healthy_machine(capsys):
 
 
 def test_doctor_says_what_to_install_for_what_is_missing(monkeypatch):
-    from rl_training.experiment import doctor
+    from rl_training.commands import doctor
 
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     found = doctor._tool("tuning", "optuna", "tune")

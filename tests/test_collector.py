@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rl_training.algorithms.dqn import DQN
+from rl_training.base.options import ConfigError
+from rl_training.base.state import Rng
 from rl_training.data import Mixed, ReplayBuffer
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.wrappers import AreaResize, FrameStack, area_weights
-from rl_training.experiment.config import ConfigError
-from rl_training.runtime.collector import Collector
-from rl_training.state import Rng
 from toys import Counter, OneState
 
 

@@ -7,11 +7,12 @@ from torch.nn import functional as F
 
 from rl_training import Callback
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.optim import Compiled, FlatAdam, cannot_compile, descend
 from rl_training.algorithms.sac import SAC
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPSACModel
+from rl_training.optim.compiled import Compiled, cannot_compile
+from rl_training.optim.flat import FlatAdam, descend
 from rl_training.runtime.workflows import resume_training
 from toys import SMOKE, StopAt, same_end, tiny_config
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from rl_training.algorithms.dreamer import Dreamer, ReturnScale, balanced_divergence, lambda_returns
-from rl_training.algorithms.optim import FlatLaProp
 from rl_training.models import dreamer
 from rl_training.models.dreamer import (
     RSSM,
@@ -18,6 +17,7 @@ from rl_training.models.dreamer import (
     symexp,
     symlog,
 )
+from rl_training.optim.flat import FlatLaProp
 
 SMALL = Size(deter=16, hidden=16, latents=3, classes=4, units=16, depth=2, blocks=2)
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from rl_training import PPO
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 from toys import Counter, StopAt, same_end
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from rl_training import PPO
+from rl_training.envs.checks import EnvironmentFailure
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.collector import Collector, EnvironmentFailure
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.run import TrainingFailure
 from toys import Counter
@@ -269,7 +270,7 @@ def test_a_failure_without_text_is_called_by_its_type():
 
 
 def test_what_others_raise_is_named_by_its_text_or_its_type():
-    from rl_training.errors import raised, reason
+    from rl_training.base.errors import raised, reason
 
     assert [reason(error) for error in (MemoryError(), KeyError("x"), ValueError("two\n lines"))] == [
         "MemoryError",

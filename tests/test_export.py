@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from rl_training import Dreamer
+from rl_training.artifacts import export
+from rl_training.artifacts.export import export_checkpoint
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPQNetwork
-from rl_training.runtime import export
-from rl_training.runtime.export import export_checkpoint
 from rl_training.runtime.workflows import find_checkpoint, predict_checkpoint
 from toys import Counter, Pictures
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.mbpo import MBPO
+from rl_training.base.state import Rng
 from rl_training.data import ReplayBuffer
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import termination_of
 from rl_training.models import MLPSACModel
+from rl_training.runtime.loops.model_based import Imagination, in_units
 from rl_training.runtime.mbpo_trainer import MBPOOptions
-from rl_training.runtime.model_based import Imagination, in_units
 from rl_training.runtime.run import TrainingFailure
-from rl_training.state import Rng
 from toys import Counter
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from rl_training.artifacts.inspection import dream_episode, load_agent, predict_episode
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.inspection import dream_episode, load_agent, predict_episode
 
 
 @pytest.mark.parametrize("algo", ["pets", "mbpo", "mopo"])

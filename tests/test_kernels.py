@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.algorithms.optim import cannot_compile
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import dreamer as models
@@ -21,6 +20,7 @@ from rl_training.models import kernels
 from rl_training.models.dreamer import SIZES, PixelDecoder, PixelEncoder
 from rl_training.models.kernels import Encode, Observe, PaintingError
 from rl_training.models.rssm import RSSM, Size, State
+from rl_training.optim.compiled import cannot_compile
 from rl_training.runtime.workflows import resume_training
 from rounding import errors, exact_and_tolerances
 from toys import StopAt, same_end

@@ -8,9 +8,9 @@ import pytest
 
 from rl_training import PPO, Logger
 from rl_training.cli import main
-from rl_training.experiment.logging import CSVFile
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.workflows import resume_training
+from rl_training.tracking.csv import CSVFile
 from toys import StopAt
 
 
@@ -146,7 +146,7 @@ class Failing(Unreachable):
 @pytest.mark.parametrize("there", [Unreachable, Failing])
 def test_wandb_out_of_reach_is_one_warning_and_no_more(tiny, monkeypatch, there):
     monkeypatch.setitem(sys.modules, "wandb", there)
-    monkeypatch.setattr("rl_training.experiment.logging.find_spec", lambda name: True)
+    monkeypatch.setattr("rl_training.tracking.loggers.find_spec", lambda name: True)
     with pytest.warns(UserWarning, match="nothing more goes to wandb: no route to the server") as said:
         result = get_algorithm_spec("ppo").train(tiny("ppo", loggers=["wandb"]))
     assert result.metrics["global_step"] == 128
@@ -154,7 +154,7 @@ def test_wandb_out_of_reach_is_one_warning_and_no_more(tiny, monkeypatch, there)
 
 
 def test_wandb_that_is_not_installed_is_an_error_before_anything_is_made(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("rl_training.experiment.logging.find_spec", lambda name: None)
+    monkeypatch.setattr("rl_training.tracking.loggers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"loggers: wandb is not installed: pip install 'rl_training\[wandb\]'"):
         get_algorithm_spec("ppo").train(tiny("ppo", loggers=["wandb"], output_dir=tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()

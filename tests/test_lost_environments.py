@@ -12,7 +12,8 @@ from rl_training.data import RecurrentReplayBuffer, ReplayBuffer
 from rl_training.envs.replay import episode_seed
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.loops import OffPolicyLoop, OnPolicyLoop
+from rl_training.runtime.loops.off_policy import OffPolicyLoop
+from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.workflows import resume_training
 from toys import Counter, StopAt
 

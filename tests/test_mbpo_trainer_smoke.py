@@ -10,8 +10,8 @@ from rl_training.envs.factory import EnvFactory
 from rl_training.envs.terminations import register_termination
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.loops.model_based import Imagination
 from rl_training.runtime.mbpo_trainer import warm_up_steps
-from rl_training.runtime.model_based import Imagination
 from rl_training.runtime.workflows import resume_training
 from toys import Counter
 

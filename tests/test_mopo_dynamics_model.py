@@ -14,9 +14,9 @@ from rl_training.algorithms.dynamics import (
     layer_decays,
 )
 from rl_training.algorithms.terminations import TerminationClassifier
+from rl_training.base.state import Rng
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.models.mlp_mopo import clamped_std, disagreement, soft_clamp
-from rl_training.state import Rng
 
 
 def model(obs_dim=2, action_dim=1, members=5, hidden=(16, 16), elites=None):

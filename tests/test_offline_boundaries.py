@@ -9,10 +9,10 @@ import torch
 
 from rl_training.cli import main
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
+from rl_training.data.environment_match import in_agent_units, time_limits
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset
-from rl_training.runtime.offline import in_agent_units, time_limits
 from toys import Counter
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(time limit|next_obs is the next row)")

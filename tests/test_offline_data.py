@@ -12,11 +12,12 @@ import torch
 
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
 from rl_training.data.dataset_files import read_npz, write_hdf5, write_minari, write_npz
+from rl_training.data.environment_match import in_agent_units
+from rl_training.data.recorder import collect_random
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset, _infer_env_spaces
-from rl_training.runtime.offline import collect_random, in_agent_units
 
 
 def columns(n=6, **changes):

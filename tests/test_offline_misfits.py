@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.artifacts.collection import export_replay
 from rl_training.cli import main
 from rl_training.data import TransitionDataset, load_transition_dataset
 from rl_training.data.dataset_files import read_npz, write_npz
+from rl_training.data.environment_match import in_agent_units
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.collection import export_replay
 from rl_training.runtime.cql_trainer import _build_offline_dataset
-from rl_training.runtime.offline import in_agent_units
 from toys import Counter, Pictures
 
 REFERENCES = {"random_return": -1200.0, "expert_return": -200.0}

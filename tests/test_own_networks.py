@@ -19,7 +19,6 @@ from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.iql import IQL
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.mbpo import MBPO
-from rl_training.algorithms.normalizer import ObservationNormalizer
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.ppg import PPG
 from rl_training.algorithms.ppo import PPO
@@ -43,6 +42,7 @@ from rl_training.models import (
 from rl_training.models.heads import Categorical, SquashedGaussian
 from rl_training.models.mlp_iqn_network import midpoints
 from rl_training.models.mlp_sac import SampledActions
+from rl_training.models.normalizer import ObservationNormalizer
 
 OBS, ACTIONS = 3, 4
 ON_POLICY = {"learning_rate": 1e-3, "clip_coef": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}

@@ -31,6 +31,62 @@ def test_presets_work_in_any_directory(tmp_path, monkeypatch):
     assert rl_training.load_config("ppo/cartpole").algo == "ppo"
 
 
+NAMES_ONLY = {  # these name what lies above them and import it when it is asked for: part of the public contract
+    "experiment/registry.py", "experiment/default_manager.py", "algorithms/__init__.py",
+}  # fmt: skip
+
+
+def folder_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which folder imports which, anywhere in its files."""
+    graph: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        file = path.relative_to(PACKAGE)
+        if len(file.parts) == 1 or str(file) in NAMES_ONLY:
+            continue
+        modules: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                whole = node.module == "rl_training"
+                modules |= {f"rl_training.{alias.name}" for alias in node.names} if whole else {node.module}
+        ours = {folder_of(module) for module in modules if module.partition(".")[0] == "rl_training"}
+        graph.setdefault(file.parts[0], set()).update(ours - {file.parts[0], "__version__"})
+    return graph
+
+
+def documented_graph() -> dict[str, set[str]]:
+    """The graph in docs/architecture.md: a line for each folder, below those that it imports."""
+    page = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+    block = page.split("## What may import what", 1)[1].split("```")[1]
+    lines = [line.split("▶") for line in block.strip().splitlines()]
+    return {name.strip(): {part.strip() for part in rest[0].split(",")} if rest else set() for name, *rest in lines}
+
+
+def test_the_import_graph_is_the_documented_one():
+    assert import_graph() == documented_graph()
+
+
+def test_folders_import_only_what_stands_above_them_in_the_documented_graph():
+    seen: set[str] = set()
+    for folder, imported in documented_graph().items():
+        assert imported <= seen, f"{folder} imports {sorted(imported - seen)}, which closes a circle"
+        seen.add(folder)
+
+
+FOREIGN = {  # libraries that a folder does without
+    "base": ("gymnasium",),
+    "optim": ("gymnasium",),
+    "models": ("gymnasium", "pathlib", "logging"),
+    "algorithms": ("gymnasium", "pathlib", "logging"),
+    "analysis": ("torch", "gymnasium"),
+}
+
+
 def imports(path: Path) -> set[str]:
     """Modules imported at the top of a file, outside ``if TYPE_CHECKING``."""
     found: set[str] = set()
@@ -42,54 +98,18 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-LAYERS = {  # a folder, and what it may not import
-    "models": (
-        "gymnasium",
-        "pathlib",
-        "logging",
-        "rl_training.algorithms",
-        "rl_training.data",
-        "rl_training.envs",
-        "rl_training.runtime",
-    ),
-    "algorithms": (
-        "gymnasium",
-        "pathlib",
-        "logging",
-        "rl_training.data",
-        "rl_training.envs",
-        "rl_training.runtime",
-        "rl_training.api",
-    ),
-    "data": ("gymnasium", "rl_training.envs", "rl_training.runtime", "rl_training.api"),
-    "envs": ("rl_training.algorithms", "rl_training.models", "rl_training.runtime", "rl_training.api"),
-    "experiment": ("rl_training.algorithms", "rl_training.models", "rl_training.api"),
-    "runtime": ("rl_training.api", "rl_training.cli"),
-    "analysis": (
-        "torch",
-        "gymnasium",
-        "rl_training.algorithms",
-        "rl_training.models",
-        "rl_training.envs",
-        "rl_training.runtime",
-        "rl_training.api",
-        "rl_training.cli",
-    ),
-}
-
-
-@pytest.mark.parametrize("folder", LAYERS)
-def test_layers(folder):
-    for path in (PACKAGE / folder).glob("*.py"):
-        wrong = {m for m in imports(path) for banned in LAYERS[folder] if m == banned or m.startswith(f"{banned}.")}
-        if folder == "experiment" and path.name == "default_manager.py":
-            wrong -= {m for m in wrong if m.startswith("rl_training.runtime")}
+@pytest.mark.parametrize("folder", FOREIGN)
+def test_folders_do_without_these_libraries(folder):
+    for path in (PACKAGE / folder).rglob("*.py"):
+        wrong = {m for m in imports(path) for banned in FOREIGN[folder] if m == banned or m.startswith(f"{banned}.")}
         assert not wrong, f"{path.name} imports {sorted(wrong)}"
 
 
 def test_loops_and_run_know_no_algorithm():
-    for name in ("loops", "run", "spec", "workflows", "collector", "evaluation"):
-        text = (PACKAGE / "runtime" / f"{name}.py").read_text().lower()
+    names = ("run", "spec", "workflows", "evaluation", "experience")
+    loops = [PACKAGE / "runtime" / "loops" / f"{name}.py" for name in ("base", "on_policy", "off_policy", "offline")]
+    for path in [*(PACKAGE / "runtime" / f"{name}.py" for name in names), *loops, PACKAGE / "envs" / "collector.py"]:
+        name, text = path.stem, path.read_text().lower()
         for algo in rl_training.experiment.registry.ALGORITHMS:
             assert f"algorithms.{algo} " not in text and f'"{algo}"' not in text, (name, algo)
 

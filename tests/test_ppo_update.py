@@ -7,12 +7,13 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal
 
-from rl_training.algorithms.normalizer import ObservationNormalizer, RewardScaler
 from rl_training.algorithms.ppo import PPO, ppo_loss
-from rl_training.algorithms.returns import explained_variance, gae
+from rl_training.base.returns import explained_variance, gae
 from rl_training.data import RolloutBuffer
+from rl_training.data.reward_scaler import RewardScaler
 from rl_training.models import MLPActorCritic
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
+from rl_training.models.normalizer import ObservationNormalizer
 
 
 def advantages(terminated=(0, 0, 0), truncated=(0, 0, 0), final_values=(0, 0, 0), gae_lambda=0.8):

@@ -14,12 +14,13 @@ import rl_training
 from rl_training import TrainConfig
 from rl_training.algorithms.dqn import DQN
 from rl_training.cli import main
-from rl_training.experiment.logging import Progress, bar_line, can_redraw, clock, spread
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import engine
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.workflows import resume_training
+from rl_training.tracking.figures import clock, spread
+from rl_training.tracking.progress import Progress, bar_line, can_redraw
 from toys import tiny_config
 
 

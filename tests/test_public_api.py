@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rl_training import DQN, PPO, SAC, Callback, ManagedAlgorithm, TrainConfig
+from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import CheckpointError
-from rl_training.experiment.config import ConfigError
 from rl_training.models import MLPQNetwork, MLPSACModel
 from toys import Counter
 

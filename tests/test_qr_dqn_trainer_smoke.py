@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_training.base.options import ConfigError
 from rl_training.data import ReplayBuffer
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_config import read_config
 from rl_training.runtime.dqn_trainer import SPECS, train_dqn

@@ -8,11 +8,12 @@ import pytest
 
 import toys
 from rl_training.cli import main
+from rl_training.envs.checks import EnvironmentFailure
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
-from rl_training.runtime.collector import Collector, EnvironmentFailure
 from rl_training.runtime.workflows import resume_training
 from toys import Broken, StopAt, same_end
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.state import Rng
 from rl_training.data import RecurrentReplayBuffer
-from rl_training.state import Rng
 from toys import assert_same
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.state import Rng
 from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
 from rl_training.data.prioritized import SumTree
-from rl_training.state import Rng
 from toys import assert_same
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.state import Rng
 from rl_training.data import PrioritizedReplayBuffer, RecurrentReplayBuffer, ReplayBuffer
-from rl_training.state import Rng
 from toys import assert_same
 
 GAMMA = 0.5

@@ -17,7 +17,7 @@ from rl_training.analysis.comparison import compare, groups_of, leaderboard
 from rl_training.analysis.records import load_runs, summarise_metrics, thinned
 from rl_training.analysis.statistics import iqm, stratified_bootstrap
 from rl_training.cli import main
-from rl_training.experiment.logging import MetricsFile
+from rl_training.tracking.jsonl import MetricsFile
 from toys import written_run
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from rl_training import DQN, PPO, Callback, TrainConfig
+from rl_training.base.options import ConfigError
 from rl_training.data import ReplayBuffer
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import ConfigError
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
 from rl_training.models import MLPQNetwork

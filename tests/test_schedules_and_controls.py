@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.base.options import ConfigError
+from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, build_control_callbacks
 from rl_training.runtime.run import crossings
 from rl_training.runtime.schedules import (
@@ -58,7 +59,7 @@ def test_schedules_stay_between_their_ends(total, step, kind):
 
 
 def test_learning_rates_scale_from_their_initial_value_for_torchs_optimizers_too():
-    from rl_training.algorithms.optim import FlatAdam
+    from rl_training.optim.flat import FlatAdam
 
     layer, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     theirs, ours = torch.optim.SGD(layer.parameters(), lr=0.5), FlatAdam(other.parameters(), lr=0.1)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from rl_training.base.files import held
+from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import ConfigError
-from rl_training.experiment.files import held
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
 from rl_training.sweeps.plan import combinations, label_of, last_lines, make_job, parse_seeds, parse_values, standing
 from toys import same_end

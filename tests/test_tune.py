@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rl_training.base.options import ConfigError
 from rl_training.cli import load_config, main
-from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml
 from rl_training.experiment.yaml_config import apply_overrides

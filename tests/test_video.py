@@ -4,13 +4,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_training.artifacts.video import record_checkpoint
 from rl_training.cli import main
+from rl_training.envs import film as video
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.logging import spread
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime import video
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+from rl_training.tracking.figures import spread
 from toys import Counter, StopAt, same_end
 
 pytest.importorskip("PIL")
@@ -79,7 +80,7 @@ def test_the_episodes_are_those_of_an_evaluation(run_dir, tmp_path, capsys):
 def film_of(tiny, path, env=Filmed, **options):
     run = get_algorithm_spec("ppo").train(tiny("ppo", env_id="own", total_timesteps=32), env=env)
     film = video.Film(path, **options)
-    video.record_checkpoint(run.run_dir, film, env=env)
+    record_checkpoint(run.run_dir, film, env=env)
     return film
 
 

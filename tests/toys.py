@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rl_training import Callback, TrainConfig
-from rl_training.experiment.logging import MetricsFile
+from rl_training.tracking.jsonl import MetricsFile
 
 OFF_POLICY = {"buffer_capacity": 500, "batch_size": 16, "learning_starts": 20}
 VALUE_BASED = {**OFF_POLICY, "hidden_sizes": [16, 16], "target_update_interval": 10}

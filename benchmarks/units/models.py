@@ -46,9 +46,9 @@ def run(work) -> None:
 
 def ours() -> None:
     from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit
+    from rl_training.base.state import Rng
     from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
     from rl_training.runtime.engine import keep_freed_memory
-    from rl_training.state import Rng
 
     keep_freed_memory()
     if unit == "mbpo_update":

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from rl_training.api.algorithms import ManagedAlgorithm as ManagedAlgorithm
     from rl_training.cli import load_config as load_config
     from rl_training.experiment.config import TrainConfig as TrainConfig
-    from rl_training.experiment.logging import Logger as Logger
     from rl_training.runtime.callbacks import Callback as Callback
+    from rl_training.tracking.loggers import Logger as Logger
 
 __version__ = "0.1.0"
 
@@ -44,11 +44,14 @@ _HOMES = {
     "TrainConfig": "rl_training.experiment.config",
     "load_config": "rl_training.cli",
     "Callback": "rl_training.runtime.callbacks",
-    "Logger": "rl_training.experiment.logging",
+    "Logger": "rl_training.tracking.loggers",
     "ManagedAlgorithm": "rl_training.api.algorithms",
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
 }
-_PACKAGES = ("algorithms", "analysis", "api", "cli", "data", "envs", "experiment", "models", "runtime", "sweeps")
+_PACKAGES = (
+    "algorithms", "analysis", "api", "artifacts", "base", "cli", "data", "envs", "experiment", "models", "optim", "runtime",
+    "sweeps", "tracking",
+)  # fmt: skip
 __all__ = ["__version__", *_HOMES]
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_training.algorithms.metrics import Metrics, separate
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import MOVED, Compiled, FlatOptimizer, FlatParameters, Tensors
+from rl_training.base.batches import Tensors
+from rl_training.base.metrics import Metrics, separate
+from rl_training.base.state import Stateful
+from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.overrides import watch
-from rl_training.state import Stateful
+from rl_training.optim.compiled import Compiled
+from rl_training.optim.flat import MOVED, FlatOptimizer, FlatParameters
 
 __all__ = ["Acting", "Learner", "Metrics", "Tensors", "UpdateResult"]
 

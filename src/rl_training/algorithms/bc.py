@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import host_forward
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, descend
 
 
 def bc_loss(batch: Mapping[str, Any]) -> Tensors:

@@ -16,11 +16,11 @@ from torch import nn
 
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.dqn import DQN, dqn_loss
-from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.sac import SAC, actor_loss, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import of_actions
 from rl_training.models.heads import LOG_2, SquashedGaussian, squash
 from rl_training.models.mlp_sac import ActorAndCritics, many_q_values
+from rl_training.optim.flat import FlatAdam, descend
 
 
 def conservative_gap(

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Tensors
-from rl_training.algorithms.optim import descend
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.host import host_forward
+from rl_training.optim.flat import descend
 
 
 def dqn_loss(batch: Tensors) -> Tensors:

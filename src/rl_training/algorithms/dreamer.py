@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
-from rl_training.algorithms.metrics import Metrics
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
+from rl_training.base.metrics import Metrics
 from rl_training.models import kernels
 from rl_training.models.dreamer import Actor, AtOnce, Critic, GreedyDreamer, WorldModel
 from rl_training.models.heads import BoundedNormal, Categorical
+from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.rssm import Size, State, divergence
+from rl_training.optim.flat import FlatAdam, FlatLaProp, FlatOptimizer, Target, descend
 
 FREE = 1.0  # nats of either divergence that cost nothing
 DYNAMICS, REPRESENTATION, REPLAY_VALUE, SLOW_VALUE = 1.0, 0.1, 0.3, 1.0  # weights of losses

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner, Tensors, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.terminations import Terminations
+from rl_training.base.state import Rng
 from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import disagreement
-from rl_training.state import Rng
+from rl_training.optim.flat import FlatAdam, descend
 
 BOUNDS = 0.01  # weight of the spread of the learned log-variance bounds in the loss
 

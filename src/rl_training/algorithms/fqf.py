@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Tensors
-from rl_training.algorithms.optim import FlatRMSprop, descend
 from rl_training.algorithms.qr_dqn import Predicted, QuantileLearner
 from rl_training.algorithms.value_learner import of_actions
 from rl_training.models.host import (
@@ -26,6 +25,7 @@ from rl_training.models.host import (
     with_arrays,
 )
 from rl_training.models.mlp_fqf_network import Fractions, MLPFQFNetwork
+from rl_training.optim.flat import FlatRMSprop, descend
 
 
 def fraction_gradient(quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor) -> torch.Tensor:

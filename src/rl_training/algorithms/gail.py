@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Tensors, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.algorithms.ppo import PPO
 from rl_training.models.overrides import redefined
+from rl_training.optim.flat import FlatAdam, descend
 
 RewardType = Literal["softplus", "logsigmoid", "logit"]
 ROWS = ("obs", "actions", "absorbed")

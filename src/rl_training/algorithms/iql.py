@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.sac import critic_loss
 from rl_training.algorithms.value_learner import td_target
 from rl_training.models.heads import HIGHEST, DiagonalGaussian
@@ -31,6 +29,8 @@ from rl_training.models.host import (
     with_arrays,
 )
 from rl_training.models.mlp_sac import NARROWEST
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, Target, descend
 
 
 def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:

@@ -10,10 +10,10 @@ from torch import nn
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
 from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
-from rl_training.algorithms.optim import FlatOptimizer
 from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
 from rl_training.models.mlp_mopo import disagreement, drawn_by_one
+from rl_training.optim.flat import FlatOptimizer
 
 Penalty = Literal["max_std", "max_deviation", "ensemble_std"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Tensors, UpdateResult
-from rl_training.algorithms.metrics import both
-from rl_training.algorithms.optim import FlatAdam, FlatOptimizer, descend
 from rl_training.algorithms.ppo import EPS, PPO, ppo_loss
+from rl_training.base.metrics import both
 from rl_training.models.heads import Categorical, Head
 from rl_training.models.mlp_ppg import MLPPPGModel
+from rl_training.optim.flat import FlatAdam, FlatOptimizer, descend
 
 ppg_loss = ppo_loss  # the policy phase's: the difference is in what the network lets through
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, descend
 from rl_training.models.host import HostFunction, device_of, redefined, with_arrays
 from rl_training.models.mlp_actor_critic import MLPActorCritic
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, descend
 
 EPS = 1e-5  # of Adam
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Tensors
-from rl_training.algorithms.optim import descend
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.host import host_forward
 from rl_training.models.mlp_iqn_network import midpoints
+from rl_training.optim.flat import descend
 
 
 def quantile_huber_loss(

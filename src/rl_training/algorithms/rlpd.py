@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Tensors, UpdateResult
-from rl_training.algorithms.metrics import both
-from rl_training.algorithms.optim import descend
 from rl_training.algorithms.sac import SAC, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import td_target
+from rl_training.base.metrics import both
+from rl_training.optim.flat import descend
 
 rlpd_loss = sac_loss
 

@@ -16,8 +16,6 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, BoxLearner, Greedy, Tensors, UpdateResult, stream
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.value_learner import td_target
 from rl_training.models.heads import HIGHEST, LOWEST
 from rl_training.models.host import (
@@ -31,6 +29,8 @@ from rl_training.models.host import (
     with_arrays,
 )
 from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, Target, descend
 
 
 def critic_loss(q_values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

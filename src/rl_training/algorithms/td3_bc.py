@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import BoxLearner, Greedy, Tensors, UpdateResult
-from rl_training.algorithms.metrics import both
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, Target, descend
 from rl_training.algorithms.sac import critic_loss
 from rl_training.algorithms.value_learner import td_target
+from rl_training.base.metrics import both
 from rl_training.models.host import (
     MOST_ROWS,
     HostFunction,
@@ -25,6 +23,8 @@ from rl_training.models.host import (
     through,
     with_arrays,
 )
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, Target, descend
 
 
 def td3_bc_actor_loss(

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.optim import FlatAdam, descend
+from rl_training.base.state import Stateful
 from rl_training.models.mlp_mopo import TerminationNetwork
-from rl_training.state import Stateful
+from rl_training.optim.flat import FlatAdam, descend
 
 Terminations = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # rows of obs, actions in [-1, 1], next_obs
 

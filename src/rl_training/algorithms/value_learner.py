@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
-from rl_training.algorithms.normalizer import ObservationNormalizer
-from rl_training.algorithms.optim import FlatAdam, FlatOptimizer, Target
 from rl_training.models.host import redefined, with_arrays
+from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.optim.flat import FlatAdam, FlatOptimizer, Target
 
 
 def td_target(batch: Tensors, next_values: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:

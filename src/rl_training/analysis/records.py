@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.errors import reason
-from rl_training.experiment.files import write_durably
+from rl_training.base.errors import reason
+from rl_training.base.files import write_durably
 
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
 FORMAT = 1

@@ -36,9 +36,9 @@ from rl_training.analysis.statistics import (
     stratified_bootstrap,
 )
 from rl_training.analysis.tables import chance, shown
-from rl_training.errors import reason
-from rl_training.experiment.files import write_durably
-from rl_training.experiment.logging import clock, short
+from rl_training.base.errors import reason
+from rl_training.base.files import write_durably
+from rl_training.tracking.figures import clock, short
 
 COMPARED = 12  # of the best groups of an environment, every pair is compared
 STYLES = 7  # colours, each with a dash and a marker of its own

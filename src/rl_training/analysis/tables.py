@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from rl_training.experiment.logging import short
+from rl_training.tracking.figures import short
 
 Row = dict[str, Any]
 TITLES = {"runs_of": "runs of", "iqm": "IQM", "iqm_difference": "IQM, A − B", "a_better": "P(A > B)"}

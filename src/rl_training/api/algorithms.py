@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.experiment.config import ConfigError, TrainConfig, unknown
+from rl_training.base.options import ConfigError, unknown
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec, get_entry
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
     from rl_training.experiment.checkpointing import CheckpointState
-    from rl_training.experiment.logging import Logger
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.spec import AlgorithmSpec, Network
     from rl_training.runtime.trainer import TrainResult
+    from rl_training.tracking.loggers import Logger
 
 
 class ManagedAlgorithm:

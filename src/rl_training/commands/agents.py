@@ -1,16 +1,41 @@
-"""What is made of a trained agent: video, export."""
+"""A trained agent: eval, predict, video, export, inspect-model."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rl_training.commands.flags import count
+from rl_training.commands.flags import count, score
 
 
 def add(command: Callable) -> None:
     """Add the commands of this module."""
+    evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
+    evaluate.add_argument("path", help="a run directory or a checkpoint")
+    evaluate.add_argument(
+        "--episodes", type=count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
+    )
+    evaluate.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
+    evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
+
+    predict = command("predict", _predict, "the action a trained agent takes for an observation")
+    predict.add_argument("path", help="a run directory or a checkpoint")
+    predict.add_argument(
+        "--obs", required=True, metavar="JSON", help="one observation or a batch of them, or - for standard input"
+    )
+    predict.add_argument("--stochastic", action="store_true", help="draw the action instead of taking the best one")
+    predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+    inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
+    inspect.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    inspect.add_argument("--output", required=True, metavar="FILE", help="the picture, e.g. model.png")
+    inspect.add_argument("--steps", type=count, default=50, metavar="N", help="how far to look ahead (default: 50)")
+    inspect.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
+
     video = command("video", _video, "record episodes of a trained agent as mp4 or gif")
     video.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
     video.add_argument("-o", "--output", required=True, metavar="FILE", help="what to write: a .mp4 or a .gif")
@@ -28,8 +53,9 @@ def add(command: Callable) -> None:
 
 
 def _video(args: argparse.Namespace) -> None:
-    from rl_training.experiment.logging import figure, spread
-    from rl_training.runtime.video import Film, record_checkpoint
+    from rl_training.artifacts.video import record_checkpoint
+    from rl_training.envs.film import Film
+    from rl_training.tracking.figures import figure, spread
 
     film = Film(Path(args.output), fps=args.fps)
     env_id, metrics = record_checkpoint(
@@ -47,7 +73,7 @@ def _video(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     """Prints a program: the lines that run the file, under a comment that says what it is."""
-    from rl_training.runtime.export import export_checkpoint
+    from rl_training.artifacts.export import export_checkpoint
 
     exported = export_checkpoint(args.checkpoint, args.output, args.format)
     agreed = f"acts as the agent does on {exported.rows:,} observations"
@@ -57,3 +83,47 @@ def _export(args: argparse.Namespace) -> None:
         agreed += f" ({exported.ties} of them with two choices as good)"
     print(f"# {exported.path}: {exported.path.stat().st_size / 1024:,.0f} KiB, {agreed}. To run it:")
     print(exported.program)
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    metrics = evaluate_checkpoint(args.path, args.episodes, args.device, not args.stochastic)
+    print(
+        json.dumps(metrics) if args.json else f"return {score(metrics)}, mean length {metrics['eval_length_mean']:.0f}"
+    )
+
+
+def _predict(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from rl_training.runtime.workflows import predict_checkpoint
+
+    text = sys.stdin.read() if args.obs == "-" else args.obs
+    try:
+        obs = np.asarray(json.loads(text), dtype=np.float64)
+    except (ValueError, TypeError):
+        raise ValueError(f"--obs must be a JSON array of numbers, got {text[:60]!r}") from None
+    action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
+    print(json.dumps(np.asarray(action).tolist()))
+
+
+def _inspect_model(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from rl_training.algorithms.dreamer import Dreamer
+    from rl_training.artifacts.inspection import draw, draw_dream, dream_episode, load_agent, predict_episode
+
+    config, agent = load_agent(args.checkpoint)
+    if isinstance(agent, Dreamer):
+        dreamed = dream_episode(config, agent, steps=args.steps, seed=args.seed)
+        files = draw_dream(dreamed, Path(args.output), f"{args.checkpoint}: {len(dreamed.real)} steps of its own")
+        errors = [np.abs(rows - dreamed.real).mean() for rows in (dreamed.reconstructed, dreamed.imagined)]
+        print(f"{', '.join(map(str, files))}: mean error {errors[0]:.3g} looking, {errors[1]:.3g} imagining")
+        return
+    predictions = predict_episode(config, agent, steps=args.steps, seed=args.seed)
+    draw(predictions, Path(args.output), f"{args.checkpoint}: {len(predictions.rewards)} steps of random actions")
+    first, last = (np.abs(predictions.predicted.mean(0) - predictions.real)[i].mean() for i in (1, -1))
+    print(
+        f"{args.output}: mean error of observations {first:.3g} after one step, {last:.3g} after {len(predictions.rewards)}"
+    )

@@ -55,7 +55,7 @@ def _backend(args: argparse.Namespace) -> Backend:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from rl_training.experiment.files import held
+    from rl_training.base.files import held
     from rl_training.sweeps.plan import combinations, label_of, make_job, open_sweep, parse_seeds, parse_values
     from rl_training.sweeps.sweep import Interrupted, run_jobs
 
@@ -80,7 +80,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from rl_training.experiment.files import held
+    from rl_training.base.files import held
     from rl_training.experiment.yaml_config import parse_override
     from rl_training.sweeps.plan import parse_seeds
     from rl_training.sweeps.space import Range, read_space

@@ -45,7 +45,8 @@ count.__name__ = "number"
 
 def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:
     """The config that the flags of ``config_flags`` say; ``chosen`` takes the place of ``--set``."""
-    from rl_training.experiment.config import ConfigError, TrainConfig
+    from rl_training.base.options import ConfigError
+    from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.yaml_config import apply_overrides, check_names, parse_override, read_config
 
@@ -63,3 +64,12 @@ def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> 
     config = TrainConfig(**values)
     get_algorithm_spec(config.algo).options(config)
     return config
+
+
+def score(metrics: dict[str, Any]) -> str:
+    """The return of an evaluation, and over how many episodes."""
+    from rl_training.tracking.figures import spread
+
+    episodes = int(metrics["eval_episodes"])
+    result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
+    return f"{result} over {episodes} episode{'s' if episodes != 1 else ''}"

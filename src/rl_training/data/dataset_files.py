@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.base.errors import reason
 from rl_training.data.boundaries import DatasetError, TimeLimit
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.errors import reason
 
 COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
 
@@ -48,7 +48,7 @@ def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
 
 def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) -> None:
     """The columns by name and, as text, what the dataset says about itself. Equal content gives equal files."""
-    from rl_training.experiment.files import write_durably
+    from rl_training.base.files import write_durably
 
     arrays = {**_arrays(dataset), "meta": np.array(json.dumps(dataset.meta, sort_keys=True))}
     memory = io.BytesIO()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.errors import reason
 from rl_training.data.boundaries import DatasetError, TimeLimit, find_boundaries, find_gaps, in_order
-from rl_training.errors import reason
 
 SPELLINGS = {  # ours: others that are read too
     "obs": ("observations",),
@@ -24,6 +24,8 @@ SPELLINGS = {  # ours: others that are read too
 }
 FLAGS = ("terminations", "truncations", "dones")
 REQUIRED = ("obs", "actions", "rewards", "next_obs", "dones")
+
+REFERENCES = ("random_return", "expert_return")  # facts of a dataset between which returns are scored
 
 
 @dataclass

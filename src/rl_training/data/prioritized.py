@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.optim import PackedBatch
+from rl_training.base.batches import PackedBatch
 from rl_training.data.replay_buffer import Batch, ReplayBuffer
 
 FAN = 32  # children of a node: four levels hold a million leaves

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.errors import reason
+from rl_training.base.state import Rng
 from rl_training.data.replay_buffer import Batch, _numpy_dtype
-from rl_training.errors import reason
-from rl_training.state import Rng
 
 
 class RecurrentReplayBuffer:

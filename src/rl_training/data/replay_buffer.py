@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rl_training.algorithms.optim import PackedBatch
+from rl_training.base.batches import PackedBatch
+from rl_training.base.errors import reason
+from rl_training.base.state import Rng
 from rl_training.data.frames import FrameStore
 from rl_training.data.n_step import NStepWindow
-from rl_training.errors import reason
-from rl_training.state import Rng
 
 Batch = dict[str, torch.Tensor]
 EXACT = 2**24  # whole numbers up to this one are exact in float32

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.algorithms.returns import gae
-from rl_training.state import Rng
+from rl_training.base.returns import gae
+from rl_training.base.state import Rng
 
 Batch = dict[str, torch.Tensor]
 

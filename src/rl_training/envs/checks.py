@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.base.errors import raised
 from rl_training.envs.spaces import Spaces
-from rl_training.errors import raised
 
 BOOLEANS = frozenset((bool, np.bool_))
 RESET = "(observation, info)"

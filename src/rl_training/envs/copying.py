@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils import EzPickle
 
-from rl_training.errors import reason
+from rl_training.base.errors import reason
 
 Memo = dict[int, Any]  # copies by the id of their originals, as copy.deepcopy keeps them
 

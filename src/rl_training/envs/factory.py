@@ -12,11 +12,11 @@ import gymnasium as gym
 from gymnasium.wrappers import FlattenObservation
 from pydantic import Field, Strict
 
+from rl_training.base.errors import reason
+from rl_training.base.options import ConfigError, Options, opt
 from rl_training.envs.copying import copy_env
 from rl_training.envs.spaces import CHANNELS, Spaces, is_image
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, layers
-from rl_training.errors import reason
-from rl_training.experiment.config import ConfigError, Options, opt
 
 EnvSource = str | gym.Env | Callable[[], gym.Env]
 Pair = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], Strict(False)]

@@ -6,9 +6,9 @@ from typing import Any
 
 import gymnasium as gym
 
+from rl_training.base.errors import reason
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import replayable
-from rl_training.errors import reason
 
 
 def connect(address: str | None = None) -> Any:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rl_training.errors import reason
-from rl_training.experiment.files import write_durably
+from rl_training.base.errors import reason
+from rl_training.base.files import write_durably
 from rl_training.experiment.migrations import FORMAT, STEPS, upgrade
 
 SUFFIX = ".ckpt"
@@ -199,3 +199,11 @@ def _read(path: Path) -> tuple[Any, str]:
         return _unpack(json.loads(metadata["tree"]), tensors), digest
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({reason(error)})") from None
+
+
+def first_nonfinite(state: Any, path: str = "") -> str | None:
+    """The name of the first tensor in a nested state that holds a NaN or an infinity, or None."""
+    if isinstance(state, torch.Tensor):
+        return None if not state.is_floating_point() or bool(torch.isfinite(state).all()) else path
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    return next((bad for key, part in items if (bad := first_nonfinite(part, f"{path}.{key}".lstrip(".")))), None)

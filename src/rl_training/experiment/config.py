@@ -1,128 +1,15 @@
-"""The run config, the base of every options class, and errors a person can act on."""
+"""TrainConfig: a whole run as one validated object."""
 
 from __future__ import annotations
 
-import difflib
-import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, Field, Strict, field_validator
 
-Loc = tuple[str | int, ...]
+from rl_training.base.options import Options, Strings, opt
 
-
-class ConfigError(ValueError):
-    """A mistake in a config. ``problems`` pairs each place (a path of names) with what is wrong there."""
-
-    def __init__(self, problems: list[tuple[Loc, str]], where: str = "") -> None:
-        self.problems = problems
-        super().__init__("; ".join(where + _dotted(loc) + message for loc, message in problems))
-
-    def under(self, *prefix: str | int) -> ConfigError:
-        return ConfigError([((*prefix, *loc), message) for loc, message in self.problems])
-
-
-def _dotted(loc: Loc) -> str:
-    return ".".join(map(str, loc)) + ": " if loc else ""
-
-
-def opt(default: Any, meaning: str, **bounds: Any) -> Any:
-    """One option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
-    return Field(default, description=meaning, **bounds)
-
-
-Sizes = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Strict(False)]
-Strings = Annotated[tuple[str, ...], Strict(False)]
 Loggers = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
-
-
-class Options(BaseModel):
-    """Validated options: unknown names, wrong types and values out of range are refused, in one line."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    TITLE: typing.ClassVar[str] = ""  # how messages call it, e.g. "sac"
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_problems(error, type(self))) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _natural_numbers(cls, values: Any) -> Any:
-        """1e5 is a whole number, numpy scalars are numbers, and True is neither."""
-        if not isinstance(values, dict):
-            return values
-        return {name: _natural(value, cls.model_fields.get(name)) for name, value in values.items()}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        try:
-            super().__setattr__(name, _natural(value, type(self).model_fields.get(name)))
-        except ValidationError as error:
-            raise ConfigError(_problems(error, type(self))) from None
-
-    def replace(self, **changes: Any) -> typing.Self:
-        """A copy with some fields changed, validated again."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
-        return type(self)(**{**given, **changes})
-
-
-def _natural(value: Any, field: FieldInfo | None) -> Any:
-    value = _without_numpy(value)
-    if field is None:
-        return value
-    if isinstance(value, float) and value.is_integer() and not _accepts(field.annotation, float):
-        return int(value) if _accepts(field.annotation, int) else value
-    return value
-
-
-def _without_numpy(value: Any) -> Any:
-    """Numpy's scalars and arrays as plain values, at any depth: searches and spaces produce them."""
-    if hasattr(value, "tolist") and hasattr(value, "ndim"):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _without_numpy(part) for key, part in value.items()}
-    return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value
-
-
-def _accepts(annotation: Any, kind: type) -> bool:
-    return annotation is kind or any(_accepts(part, kind) for part in typing.get_args(annotation))
-
-
-def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, str]]:
-    found: dict[Loc, list[str]] = {}
-    for item in error.errors():
-        loc: Loc = (
-            tuple(part for part in item["loc"] if part in model.model_fields or isinstance(part, int)) or item["loc"]
-        )
-        cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigError):
-            for inner, message in cause.under(*loc).problems:
-                found.setdefault(inner, []).append(message)
-        elif item["type"] == "extra_forbidden":
-            found.setdefault(item["loc"], []).append(unknown(str(item["loc"][-1]), model.model_fields, model.TITLE))
-        elif item["type"] in ("missing", "value_error"):
-            found.setdefault(loc, []).append("is required" if cause is None else str(cause))
-        else:
-            what = item["msg"].removeprefix("Input ").rstrip(".")
-            found.setdefault(loc, []).append(f"{what[0].lower()}{what[1:]}, got {item['input']!r}")
-    return [(loc, _either(messages)) for loc, messages in found.items()]
-
-
-def _either(messages: list[str]) -> str:
-    """A union complains once per member: ``should be a valid boolean or should be 'auto', got 'yes'``."""
-    heads, tails = zip(*(message.partition(", got ")[::2] for message in messages))
-    if len(messages) == 1 or not all(tails):
-        return messages[0]
-    return f"{' or '.join(dict.fromkeys(heads))}, got {tails[0]}"
-
-
-def unknown(name: str, known: typing.Iterable[str], owner: str) -> str:
-    hint = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown option{f' of {owner}' if owner else ''}" + (f"; did you mean {hint[0]!r}?" if hint else "")
 
 
 class TrainConfig(Options):

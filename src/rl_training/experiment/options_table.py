@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rl_training.experiment.config import Options
+from rl_training.base.options import Options
 
 
 class Row(NamedTuple):

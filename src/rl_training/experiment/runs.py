@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rl_training.base.files import write_durably
 from rl_training.experiment.checkpointing import (
     SUFFIX,
     CheckpointError,
@@ -23,7 +24,6 @@ from rl_training.experiment.checkpointing import (
     load_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import write_durably
 
 UNTRAINED = "finished without an update"  # the status of a run that came to its end and learned nothing
 

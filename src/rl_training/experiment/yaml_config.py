@@ -7,7 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.config import ConfigError, TrainConfig
+from rl_training.base.options import ConfigError
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
 

@@ -8,17 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.base.moments import merge_moments
 from rl_training.models.overrides import overridden
-
-
-def merge_moments(
-    count: float, mean: np.ndarray, square: np.ndarray, rows: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Count, mean and summed squared deviation after seeing ``rows`` (B, ...) too (Chan et al., 1979)."""
-    n, batch_mean = len(rows), rows.mean(0)
-    delta, total = batch_mean - mean, count + n
-    square = square + ((rows - batch_mean) ** 2).sum(0) + delta**2 * (count * n / total)
-    return total, mean + delta * (n / total), square
 
 
 class ObservationNormalizer(nn.Module):

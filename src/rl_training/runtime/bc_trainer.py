@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from rl_training.algorithms.bc import BC
+from rl_training.base.options import Sizes, opt
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.experiment.config import Sizes, opt
 from rl_training.models.heads import Point, SquashedGaussian
 from rl_training.models.mlp_policy import MLPPolicy
-from rl_training.runtime.offline import (
-    OfflineLoop,
-    OfflineOptions,
-    _build_offline_dataset,  # noqa: F401
-    _infer_env_spaces,  # noqa: F401
-)
+from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rl_training.experiment.config import Options, TrainConfig, opt
+from rl_training.base.options import Options, opt
+from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
 

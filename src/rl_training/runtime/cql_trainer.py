@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rl_training.algorithms.cql import CQL, DiscreteCQL
-from rl_training.experiment.config import Sizes, opt
+from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_q_network import MLPQNetwork
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.offline import (
+from rl_training.runtime.loops.offline import (  # noqa: F401
     OfflineCriticOptions,
     OfflineLoop,
-    _build_offline_dataset,  # noqa: F401
-    _infer_env_spaces,  # noqa: F401
+    _build_offline_dataset,
+    _infer_env_spaces,
 )
 from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint

@@ -11,11 +11,12 @@ from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.value_learner import ValueLearner
+from rl_training.base.options import Sizes, opt
 from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
 from rl_training.data.replay_buffer import Batch
-from rl_training.experiment.config import Sizes, TrainConfig, opt
+from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
-from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network

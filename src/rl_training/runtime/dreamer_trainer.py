@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dreamer import Dreamer
+from rl_training.base.options import ConfigError, opt
 from rl_training.data.recurrent_replay import RecurrentReplayBuffer
-from rl_training.experiment.config import ConfigError, opt
 from rl_training.models.dreamer import SIZES, padded
-from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.optim import cannot_compile
 from rl_training.experiment.config import TrainConfig
+from rl_training.optim.compiled import cannot_compile
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4

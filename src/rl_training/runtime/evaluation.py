@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
+from rl_training.data.offline_dataset import REFERENCES
 from rl_training.envs.checks import Checks, attempt
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.replay import episode_seed
@@ -19,7 +20,6 @@ from rl_training.envs.spaces import Spaces
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which any episode is cut
 UNLIMITED = 10_000  # the same for environments without a time limit
-REFERENCES = ("random_return", "expert_return")
 Watch = Callable[[int, gym.Env, Any], None]  # the episode's number, the environment, and its observation
 
 

@@ -14,26 +14,18 @@ from pydantic import model_validator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.gail import GAIL, RewardType
-from rl_training.algorithms.normalizer import RewardScaler
+from rl_training.base.options import Sizes, opt
+from rl_training.data.dataset_options import FOR_FILES, Mismatch, SourceOptions, Units
+from rl_training.data.environment_match import in_agent_units, is_of, of_environment
 from rl_training.data.offline_dataset import DatasetError, TransitionDataset
-from rl_training.experiment.config import Sizes, opt
+from rl_training.data.prior_data import PriorData, read_source
+from rl_training.data.recorder import collect_random
+from rl_training.data.reward_scaler import RewardScaler
+from rl_training.envs.collector import Collector, Step
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
-from rl_training.runtime.collector import Collector, Step
 from rl_training.runtime.evaluation import LONGEST
-from rl_training.runtime.loops import OnPolicyLoop
-from rl_training.runtime.offline import (
-    FOR_FILES,
-    Mismatch,
-    PriorData,
-    SourceOptions,
-    Units,
-    collect_random,
-    in_agent_units,
-    is_of,
-    of_environment,
-    read_source,
-)
+from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
 from rl_training.runtime.ppo_trainer import PPOOptions
 from rl_training.runtime.run import Run
@@ -122,7 +114,7 @@ class GAILOptions(PPOOptions):
 def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
     """The expert's transitions in the agent's units, with the returns of expert and random policy as its facts."""
     if cfg.expert_dataset_kind == "checkpoint":
-        from rl_training.runtime.collection import collect_from_checkpoint
+        from rl_training.runtime.experience import collect_from_checkpoint
 
         where = str(cfg.expert_dataset_path)
         number = cfg.expert_episodes or 10
@@ -183,7 +175,7 @@ class GAILLoop(OnPolicyLoop):
         )
         data = expert_data(cfg, run)
         run.refer(data.meta)
-        self.expert = PriorData(data, run)
+        self.expert = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
         self.rows = run.rng("discriminator rows")
         self.lengths = [0] * run.config.num_envs  # of the episodes that are under way
         rollout = self._rollout

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rl_training.algorithms.iql import IQL
-from rl_training.experiment.config import opt
+from rl_training.base.options import opt
 from rl_training.models.mlp_sac import MLPIQLModel
-from rl_training.runtime.offline import (
+from rl_training.runtime.loops.offline import (  # noqa: F401
     OfflineCriticOptions,
     OfflineLoop,
-    _build_offline_dataset,  # noqa: F401
-    _infer_env_spaces,  # noqa: F401
+    _build_offline_dataset,
+    _infer_env_spaces,
 )
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint

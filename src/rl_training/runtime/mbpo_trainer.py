@@ -10,15 +10,9 @@ from pydantic import Strict
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mbpo import MBPO, rollout_length
-from rl_training.experiment.config import opt
-from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.model_based import (
-    Imagination,
-    RolloutOptions,
-    fit_of,
-    fitted,
-    learn_terminations,
-)
+from rl_training.base.options import opt
+from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, fit_of, fitted, learn_terminations
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint

@@ -7,21 +7,10 @@ from collections.abc import Iterator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mopo import MOPO, Penalty
+from rl_training.base.options import opt
 from rl_training.data.offline_dataset import TransitionDataset
-from rl_training.experiment.config import opt
-from rl_training.runtime.model_based import (
-    Imagination,
-    RolloutOptions,
-    fit_of,
-    fitted,
-    learn_terminations,
-)
-from rl_training.runtime.offline import (
-    OfflineLoop,
-    OfflineOptions,
-    _build_offline_dataset,  # noqa: F401
-    _infer_env_spaces,  # noqa: F401
-)
+from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, fit_of, fitted, learn_terminations
+from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 
-from rl_training.experiment.config import Options, opt
+from rl_training.base.options import Options, opt
 from rl_training.runtime.controls import EarlyStoppingConfig
 from rl_training.runtime.schedules import resolve_schedule_spec
 

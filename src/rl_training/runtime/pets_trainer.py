@@ -9,10 +9,10 @@ from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
+from rl_training.base.options import ConfigError, Sizes, opt
 from rl_training.envs.terminations import reward_of
-from rl_training.experiment.config import ConfigError, Sizes, opt
-from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.model_based import ModelOptions, in_units, learn_terminations, terminations_of
+from rl_training.runtime.loops.model_based import ModelOptions, in_units, learn_terminations, terminations_of
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 

@@ -10,9 +10,9 @@ from pydantic import model_validator
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.ppg import PPG
-from rl_training.experiment.config import opt
+from rl_training.base.options import opt
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
-from rl_training.runtime.loops import OnPolicyLoop
+from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
 from rl_training.runtime.ppo_trainer import PPOOptions
 from rl_training.runtime.run import Run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from rl_training.algorithms.ppo import PPO
-from rl_training.experiment.config import Sizes, opt
+from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
-from rl_training.runtime.loops import OnPolicyLoop, OnPolicyOptions
+from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
 from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 

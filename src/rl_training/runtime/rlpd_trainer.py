@@ -10,20 +10,15 @@ from torch import nn
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.rlpd import RLPD
+from rl_training.base.options import opt
+from rl_training.data.dataset_options import DatasetOptions
+from rl_training.data.prior_data import PriorData, build_dataset, rewards_learned_from
 from rl_training.data.replay_buffer import Mixed
-from rl_training.experiment.config import opt
+from rl_training.envs.collector import Collector
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.collector import Collector
-from rl_training.runtime.loops import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.offline import (
-    DatasetOptions,
-    PriorData,
-    _build_offline_dataset,  # noqa: F401
-    _infer_env_spaces,  # noqa: F401
-    build_dataset,
-    rewards_learned_from,
-)
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.loops.offline import _build_offline_dataset, _infer_env_spaces  # noqa: F401
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.sac_trainer import SACOptions, build
@@ -61,7 +56,7 @@ class RLPDLoop(OffPolicyLoop):
         data = build_dataset(cfg, run.factory, run.spaces)
         self._rewards = rewards_learned_from(cfg, run.factory, data)
         super().__init__(run, agent, cfg)
-        self.prior = PriorData(data, run)
+        self.prior = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
         run.refer(data.meta)
         if self._observe is not None:
             self._observe(data.obs.numpy())

@@ -17,25 +17,30 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Learner, UpdateResult
-from rl_training.algorithms.optim import Tensors, first_nonfinite
+from rl_training.base.batches import Tensors
+from rl_training.base.files import held
+from rl_training.base.state import Rng, Stateful
+from rl_training.data.offline_dataset import REFERENCES
+from rl_training.envs.checks import EnvironmentFailure
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.film import Film, video_suffix
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment import runs
-from rl_training.experiment.checkpointing import CheckpointState, fitting, save_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, first_nonfinite, fitting, save_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import held
-from rl_training.experiment.logging import Logger, Loggers, Progress, short
 from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import Callback, listeners
-from rl_training.runtime.collector import Collector, CollectResult, EnvironmentFailure
+from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.engine import Engine
-from rl_training.runtime.evaluation import REFERENCES, evaluate, scored
+from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.schedules import apply_learning_rate_scale, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.trainer import TrainerState, TrainResult
-from rl_training.runtime.video import Film, video_suffix
-from rl_training.state import Rng, Stateful
+from rl_training.tracking.figures import short
+from rl_training.tracking.loggers import Logger, Loggers
+from rl_training.tracking.progress import Progress
 
 
 class TrainingFailure(RuntimeError):

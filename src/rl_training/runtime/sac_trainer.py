@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator
 
 from rl_training.algorithms.sac import SAC
-from rl_training.experiment.config import Sizes, opt
+from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.loops import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 

@@ -12,24 +12,25 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.algorithms.normalizer import ObservationNormalizer
+from rl_training.base.options import ConfigError
 from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
+from rl_training.envs.film import check_recording
 from rl_training.envs.spaces import WIDEST, Spaces
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, fitting
-from rl_training.experiment.config import ConfigError, TrainConfig
-from rl_training.experiment.logging import Logger, Loggers
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
+from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.engine import resolve_device
 from rl_training.runtime.evaluation import evaluate, scored
-from rl_training.runtime.loops import Loop
+from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.video import check_recording
+from rl_training.tracking.loggers import Logger, Loggers
 
 Network = Callable[..., torch.nn.Module]
 

@@ -12,8 +12,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.config import ConfigError, TrainConfig
-from rl_training.experiment.files import write_durably
+from rl_training.base.files import write_durably
+from rl_training.base.options import ConfigError
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import run_name
 
 MANIFEST = "sweep.json"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.config import ConfigError, Options, opt
+from rl_training.base.options import ConfigError, Options, opt
 from rl_training.experiment.yaml_config import assets
 
 

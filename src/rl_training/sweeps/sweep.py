@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
-from rl_training.experiment.logging import can_redraw, clock, short
 from rl_training.sweeps.backends import Backend
 from rl_training.sweeps.plan import Job, Standing, standing
+from rl_training.tracking.figures import clock, short
+from rl_training.tracking.progress import can_redraw
 
 PAUSE = 0.25  # seconds between looks at the backend
 LOOK = 1.0  # seconds between looks at the runs' files

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_training.base.files import write_durably
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import write_durably
 from rl_training.experiment.runs import dump_yaml
 from rl_training.sweeps.plan import Job, Standing, differing, make_job
 from rl_training.sweeps.space import Space, chosen, distributions

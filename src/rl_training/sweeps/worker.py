@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.files import held
+from rl_training.base.files import held
 from rl_training.sweeps.plan import Job
 
 PATIENCE = 60.0  # seconds a worker that lost its parent or its node may still need to save and let go

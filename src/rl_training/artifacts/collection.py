@@ -7,85 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from rl_training.algorithms.base import Learner
+from rl_training.data.dataset_options import DatasetOptions
+from rl_training.data.environment_match import in_agent_units, of_environment
 from rl_training.data.offline_dataset import DatasetError, TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.factory import EnvFactory, RewardOptions
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import Progress
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import provenance
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluation import LONGEST
-from rl_training.runtime.offline import DatasetOptions, Recorder, in_agent_units, of_environment
+from rl_training.runtime.experience import collect, facts_of_collection
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import config_of, evaluate_checkpoint, find_checkpoint
-from rl_training.state import Rng
 
 REFERENCE_EPISODES = 10
-
-
-def collect(
-    config: TrainConfig,
-    agent: Learner | None,
-    *,
-    steps: int | None = None,
-    episodes: int | None = None,
-    deterministic: bool = False,
-    seed: int = 0,
-    progress: str = "off",
-    most_steps: int | None = None,
-) -> TransitionDataset:
-    """So many steps, or whole episodes, of an agent (None: of uniformly random actions); the same for the same seed.
-    ``most_steps`` ends it in any case.
-
-    A stochastic agent draws its actions as its policy has them; one of values is greedy either way.
-    """
-    if (steps is None) == (episodes is None):
-        raise ValueError("say how many steps or how many episodes to collect, one of the two")
-    factory = EnvFactory(config.env_id, {**config.env_kwargs, "training": config.env_kwargs.get("evaluation", {})})
-    rng, total = Rng(seed, "collection").generator, steps if steps is not None else episodes
-    assert total is not None
-    collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)
-    unit = "steps" if steps is not None else "episodes"
-    bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0, unit=unit)
-    recorder = Recorder(collector.spaces)
-    random_state = torch.get_rng_state()  # a collection within a run leaves the run's own alone
-    torch.manual_seed(seed)
-    try:
-        carry, ended = None, True
-        while (done := len(recorder) if steps is not None else collector.episodes) < total:
-            bar.tick(done)
-            if most_steps is not None and len(recorder) >= most_steps:
-                break
-            if agent is None:
-                actions = collector.spaces.random_actions(rng, 1)
-            else:
-                carry = agent.initial_carry(1) if ended else carry
-                acting = agent.act(collector.obs, carry=carry, deterministic=deterministic, rng=rng)
-                actions, carry = acting.actions, acting.carry
-            step = collector.step(actions)
-            ended = bool(step.terminated[0] or step.truncated[0])
-            recorder.add(actions, step)
-        bar.tick(total)
-    finally:
-        torch.set_rng_state(random_state)
-        bar.close()
-        collector.close()
-    behaviour = {"algo": "random" if agent is None else config.algo, "deterministic": deterministic}
-    return recorder.dataset(_facts(config, seed, behaviour))
-
-
-def collect_from_checkpoint(path: str | Path, **options: Any) -> TransitionDataset:
-    """``collect`` with the agent of a checkpoint, or of the newest one of a run."""
-    _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
-    agent = get_algorithm_spec(config.algo).load_fn(config, state)
-    data = collect(config, agent, **options)
-    data.meta["behaviour"]["step"] = int(state.trainer_state["step"])
-    return data
 
 
 def export_replay(path: str | Path) -> TransitionDataset:
@@ -131,7 +66,7 @@ def export_replay(path: str | Path) -> TransitionDataset:
     data = {name: column[order] for name, column in {**columns, "truncations": cut}.items()}
     data["actions"] = np.asarray(plan.spaces.to_env(data["actions"]))
     behaviour = {"algo": config.algo, "replay": True, "step": int(state.trainer_state["step"])}
-    return TransitionDataset.from_dict({**data, "meta": _facts(config, config.seed, behaviour)})
+    return TransitionDataset.from_dict({**data, "meta": facts_of_collection(config, config.seed, behaviour)})
 
 
 def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, expert: str | float | None) -> None:
@@ -149,12 +84,6 @@ def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, e
 def add_returns(data: TransitionDataset) -> None:
     """Put the returns of its episodes into the data's facts."""
     data.meta["returns"] = [round(float(value), 4) for value in data.returns()]
-
-
-def _facts(config: TrainConfig, seed: int, behaviour: dict[str, Any]) -> dict[str, Any]:
-    where = provenance()
-    facts = {"env_id": config.env_id, "env_kwargs": config.env_kwargs, "seed": seed, "behaviour": behaviour}
-    return {**facts, "versions": where["versions"], "git": where["git"]}
 
 
 def describe(data: TransitionDataset, factory: EnvFactory | None = None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _torch() -> Finding:
 
 
 def _compiler() -> Finding:
-    from rl_training.algorithms.optim import cannot_compile
+    from rl_training.optim.compiled import cannot_compile
 
     obstacle = cannot_compile()
     return Finding("compiled updates", obstacle is None, obstacle or "available for long runs", optional=True)

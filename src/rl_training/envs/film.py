@@ -1,4 +1,4 @@
-"""Videos of agents: mp4 by ffmpeg, or gif."""
+"""Films of environments: mp4 by ffmpeg, or gif."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from rl_training.algorithms.base import Learner
+from rl_training.base.errors import reason
 from rl_training.envs.factory import EnvFactory
-from rl_training.errors import reason
-from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.evaluation import evaluate
-from rl_training.runtime.workflows import config_of, find_checkpoint
 
 DEFAULT_FPS = 30.0
+
+
 GIF_FPS = 25.0  # of an animation at the most: beyond, frames are left out
+
+
 EXTRA = "pip install 'rl_training[video]'"
 
 
@@ -190,40 +190,3 @@ def video_suffix() -> str:
     if suffix is None:
         raise VideoError(f"record_video needs the video extra: {EXTRA}")
     return suffix
-
-
-def record(
-    agent: Learner,
-    factory: EnvFactory,
-    film: Film,
-    *,
-    episodes: int = 1,
-    seed: int = 0,
-    deterministic: bool = True,
-    most_steps: int | None = None,
-) -> dict[str, float]:
-    """Film whole episodes, the same that an evaluation with this seed takes; its metrics."""
-    with film:
-        return evaluate(
-            agent, replace(factory, render=True), episodes=episodes, seed=seed, deterministic=deterministic,
-            most_steps=most_steps, watch=film,
-        )  # fmt: skip
-
-
-def record_checkpoint(
-    path: str | Path,
-    film: Film,
-    *,
-    device: str = "auto",
-    seed: int | None = None,
-    env: Any = None,
-    network: Any = None,
-    **much: Any,
-) -> tuple[str, dict[str, float]]:
-    """``record`` the agent of a checkpoint, or of the newest one of a run; the environment's id and the metrics."""
-    headless()
-    _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
-    agent, _ = get_algorithm_spec(config.algo).load(config, state, device, env=env, network=network)
-    factory = EnvFactory(config.env_id if env is None else env, config.env_kwargs)
-    return config.env_id, record(agent, factory, film, seed=config.seed if seed is None else seed, **much)

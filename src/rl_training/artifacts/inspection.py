@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.dreamer import Dreamer
+from rl_training.base.state import Rng
+from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.dreamer import UNIT, State
-from rl_training.runtime.collector import Collector
 from rl_training.runtime.workflows import config_of, find_checkpoint
-from rl_training.state import Rng
 
 MOST_PANELS = 12
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.models.normalizer import ObservationNormalizer, merge_moments
-
-__all__ = ["ObservationNormalizer", "RewardScaler", "merge_moments"]
+from rl_training.base.moments import merge_moments
 
 
 class RewardScaler:

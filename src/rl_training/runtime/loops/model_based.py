@@ -11,10 +11,10 @@ import numpy as np
 from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, imagine
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations
+from rl_training.base.options import Options, Sizes, opt
 from rl_training.data.replay_buffer import Mixed, ReplayBuffer, Source
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import never, termination_of
-from rl_training.experiment.config import Options, Sizes, opt
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.run import Run, TrainingFailure

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.state import Rng
 from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
@@ -32,7 +33,6 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import provenance
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
-from rl_training.state import Rng
 
 CHECKED, REAL = 1_000, 500  # observations that are compared; how many of them an episode may give
 ROWS = 200  # of them at a time: as few as acting on the host takes

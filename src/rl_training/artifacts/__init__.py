@@ -1,0 +1,1 @@
+"""What is made of a trained agent: exports, videos, inspections, datasets."""

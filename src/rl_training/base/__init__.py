@@ -1,0 +1,1 @@
+"""What everything else is built on; imports nothing else of the package."""

@@ -1,0 +1,52 @@
+"""Recording steps of one environment as a dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rl_training.base.state import Rng
+from rl_training.data.offline_dataset import (
+    TransitionDataset,
+)
+from rl_training.envs.collector import Collector
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.spaces import Spaces
+
+
+def collect_random(
+    factory: EnvFactory, steps: int, seed: int, *, episodes: int | None = None, check_rewards: bool = True
+) -> TransitionDataset:
+    """``steps`` transitions of uniformly random actions (fewer, if ``episodes`` are over sooner), the same for the same seed."""
+    rng = Rng(seed, "random dataset").generator
+    collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards, check_rewards=check_rewards)
+    try:
+        recorder = Recorder(collector.spaces)
+        while len(recorder) < steps and (episodes is None or collector.episodes < episodes):
+            actions = collector.spaces.random_actions(rng, 1)
+            recorder.add(actions, collector.step(actions))
+        return recorder.dataset({"seed": seed, "behaviour": {"algo": "random"}})
+    finally:
+        collector.close()
+
+
+class Recorder:
+    """Steps of one environment, gathered into a dataset."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self._spaces = spaces
+        self._rows: list[tuple[np.ndarray, Any, float, np.ndarray, float, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, actions: np.ndarray, step: Any) -> None:
+        env_action = np.asarray(self._spaces.to_env(actions)[0])
+        ends = (float(step.terminated[0]), float(step.truncated[0]))
+        self._rows.append((step.obs[0].copy(), env_action, float(step.rewards[0]), step.next_obs[0].copy(), *ends))
+
+    def dataset(self, meta: dict[str, Any]) -> TransitionDataset:
+        names = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
+        columns = {name: np.stack(column) for name, column in zip(names, zip(*self._rows))} if self._rows else {}
+        return TransitionDataset.from_dict({**columns, "meta": meta})

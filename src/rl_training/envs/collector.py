@@ -1,0 +1,207 @@
+"""The collector: steps several environments, and rebuilds them exactly on resume."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rl_training.base.errors import raised
+from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
+from rl_training.envs.factory import EnvFactory, has_time_limit
+from rl_training.envs.remote import RemoteEnv
+from rl_training.envs.replay import replayable
+from rl_training.envs.spaces import Spaces
+
+VECTORS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))  # what most observations are made of
+
+
+class Step(NamedTuple):
+    """One step of every environment. ``next_obs`` is the true successor, never a reset observation.
+
+    The arrays are reused by the next step: copy what must last.
+    """
+
+    obs: np.ndarray
+    next_obs: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class Collector:
+    """N environments stepped together, with explicit resets: ``obs`` is always what the next action answers to.
+
+    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them. ``rewards`` is what to
+    make of them (in float32, by default as ``env_kwargs.wrappers.reward`` says); returns are reported as they came.
+    """
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        num_envs: int,
+        seed: int,
+        *,
+        check_rewards: bool = True,
+        rewards: Callable[[Any], Any] | None = None,
+        remote: bool = False,
+    ) -> None:
+        self._remote = remote
+        self._envs: list[Any]
+        if remote:
+            self._envs = [RemoteEnv(factory, seed=seed, index=i) for i in range(num_envs)]
+            first = factory.make(training=True)
+            first.close()
+        else:
+            self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
+            first = self._envs[0].env
+        self.spaces = Spaces.of(first)
+        if not has_time_limit(first):
+            warnings.warn(
+                f"{factory.name} has no time limit: if its episodes may go on for ever, set env_kwargs.max_episode_steps",
+                stacklevel=2,
+            )
+        self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
+        self._transform = rewards if rewards is not None else factory.reward_options().apply
+        self._box = self.spaces.action_kind == "box"
+        self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
+        shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
+        self.obs, self._previous, self._next = (np.zeros(shape, dtype) for _ in range(3))
+        size = self._next[0].size if self._check_obs else 0
+        self._zeros = np.zeros((num_envs, size), np.float32)  # times these, what is not finite becomes NaN
+        self._rewards, self._terminated, self._truncated = (np.zeros(num_envs, np.float32) for _ in range(3))
+        self._encode = self.spaces.encode if self.spaces.channels_last else None
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._ended: list[int] = []  # the environments whose episode ended at the last step
+        self.steps, self.episodes = 0, 0
+        self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
+        self._begin_all(range(num_envs))
+
+    def _begin_all(self, which: Iterable[int]) -> None:
+        if self._remote:
+            for i in which:
+                self._envs[i].send()
+        for i in which:
+            self._begin(i)
+
+    def _begin(self, i: int) -> None:
+        try:  # not by attempt(): episodes may be short
+            obs = self._envs[i].begin()
+        except Exception as error:
+            raise failure(self._who(i), error, f"on reset, step {self.steps}") from error
+        vector = self._check_obs and isinstance(obs, np.ndarray) and obs.dtype in VECTORS and obs.shape == self._shape
+        if not vector:
+            obs = attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, obs)
+        self.obs[i] = obs if self._encode is None else self._encode(obs)
+        if vector and self.obs[i].dot(self._zeros[i]) != 0:
+            attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, self.obs[i])
+        self._returns[i], self._lengths[i] = 0.0, 0
+
+    def _who(self, i: int) -> str:
+        return f"environment {i} ({self._name})"
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Agent actions (N, ...), boxes in [-1, 1]."""
+        if self._box and not isfinite(actions.sum()):
+            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+        np.copyto(self._previous, self.obs)
+        rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
+        shape, images = self._shape, not self._check_obs
+        for i in self._ended:  # of the step before
+            self._terminated[i] = self._truncated[i] = 0
+        self._ended = ended = []
+        taken = self.spaces.to_env(actions)
+        if self._remote:
+            for slot, action in zip(self._envs, taken):
+                slot.send(action)
+        for i, action in enumerate(taken):
+            slot = self._envs[i]
+            try:  # not by attempt(): this is the hot path
+                result = slot.step(action)
+            except Exception as error:
+                raise failure(self._who(i), error, f"at step {self.steps}") from error
+            slot.actions.append(action)
+            try:
+                obs, reward, terminated, truncated, _ = result
+                reward = float(reward)
+                usual = obs.shape == shape and (
+                    terminated is truncated is False
+                    or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
+                )
+            except (TypeError, ValueError, AttributeError):
+                usual = False
+            if not usual or (images and obs.dtype != np.uint8):
+                when = f"at step {self.steps}"
+                obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
+            next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
+            rewards[i] = reward
+            if not isfinite(reward) and self._check_rewards:
+                raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
+            self._returns[i] += reward
+            self._lengths[i] += 1
+            if terminated or truncated:
+                self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
+                ended.append(i)
+        if self._check_obs and next_rows.ravel().dot(self._zeros.ravel()) != 0:
+            for i, row in enumerate(next_rows):
+                attempt(self._who(i), f"at step {self.steps}", self._checks.observation, row)
+        self.steps += len(obs_rows)
+        for i in ended:
+            self.recent.append((self._returns[i], self._lengths[i]))
+            self.episodes += 1
+        self._begin_all(ended)
+        return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the last hundred finished episodes, in the environment's own rewards."""
+        if not self.recent:
+            return {"episodes": float(self.episodes)}
+        returns, lengths = zip(*self.recent)
+        means = {"episode_return": float(np.mean(returns)), "episode_length": float(np.mean(lengths))}
+        return {**means, "episodes": float(self.episodes)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "envs": [slot.state_dict() for slot in self._envs],
+            "obs": torch.from_numpy(self.obs.copy()),
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "recent": [list(pair) for pair in self.recent],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Rebuild every environment. ``lost`` (N,) then says which could not be and began anew, ``lost_at`` the saved observations."""
+        if len(state["envs"]) != len(self._envs):
+            raise ValueError(
+                f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change"
+            )
+        self.steps, self.episodes = state["steps"], state["episodes"]
+        self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
+        for slot, saved in zip(self._envs, state["envs"]):
+            slot.load_state_dict(saved)
+        self.lost_at, self.lost = state["obs"].numpy(), np.zeros(len(self._envs), np.float32)
+        for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
+            try:
+                obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
+                self.obs[i] = obs if self._encode is None else self._encode(obs)
+                self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
+            except (
+                Exception
+            ) as error:  # an episode that ended sooner this time may refuse further steps, or raise anything
+                self.lost[i], why = 1.0, f" ({raised(error)})"
+            if self.lost[i]:
+                warnings.warn(
+                    f"environment {i} cannot be rebuilt from its seed and actions{why}: it starts a new episode, "
+                    "and the resumed run will differ from an uninterrupted one",
+                    stacklevel=2,
+                )
+                self._begin(i)
+
+    def close(self) -> None:
+        for slot in self._envs:
+            slot.env.close()

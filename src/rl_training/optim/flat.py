@@ -1,0 +1,229 @@
+"""Optimizers of flat parameters: views of one tensor, one fused kernel per step, target networks that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from rl_training.base.batches import Tensors
+
+
+def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in params if p.requires_grad]
+
+
+MOVED = (
+    "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
+    "after the learner was made): make the learner after moving the module"
+)
+
+
+class FlatParameters:
+    """Parameters as views of one flat tensor. Move modules to their device before this, never after.
+
+    A copy, made together with the module, is views of a flat tensor of its own.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        self.params = list(params)
+        self.flat: torch.Tensor = torch.cat([p.detach().reshape(-1) for p in self.params])
+        self._attach()
+
+    def _attach(self) -> None:
+        for p, view in zip(self.params, self.flat.split([p.numel() for p in self.params])):
+            p.data = view.view_as(p)
+
+    @property
+    def attached(self) -> bool:
+        """Whether every parameter still lies where it belongs."""
+        place, size = self.flat.data_ptr(), self.flat.element_size()
+        for p in self.params:
+            if p.data_ptr() != place or p.dtype != self.flat.dtype:
+                return False
+            place += p.numel() * size
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.attached:
+            raise RuntimeError(MOVED)
+        return vars(self).copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._attach()
+
+
+class FlatOptimizer(FlatParameters):
+    """An optimizer of parameters that become views of one flat tensor.
+
+    Stepping changes that tensor behind autograd's back, so take every gradient of an update before stepping anything: use
+    ``descend``. The learning rate is a tensor, so a schedule reaches compiled updates too. Subclasses keep their state in the
+    tensors they name in ``TENSORS``.
+    """
+
+    TENSORS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        max_grad_norm: float | None = None,
+        sharing: FlatOptimizer | None = None,
+    ) -> None:
+        """``sharing``: another optimizer of the same parameters; both move the same memory, each with a state of its own."""
+        params = trainable(params)
+        if not params:
+            raise ValueError(f"{type(self).__name__} got no parameters")
+        if sharing is None:
+            super().__init__(params)
+        elif [id(p) for p in sharing.params] != [id(p) for p in params]:
+            raise ValueError("optimizers can only share all of their parameters, in the same order")
+        else:
+            self.params, self.flat = params, sharing.flat
+        self.base_lr, self.scale, self.lr = lr, 1.0, torch.tensor(lr, device=self.flat.device)
+        self.max_grad_norm = max_grad_norm
+
+    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
+        """Only with respect to what it owns: an actor loss costs no critic weight gradients."""
+        if not torch.compiler.is_compiling() and not self.attached:
+            raise RuntimeError(MOVED)
+        grads = torch.autograd.grad(loss, self.params, allow_unused=True)
+        if all(g is None for g in grads):
+            raise RuntimeError("the loss depends on none of the optimizer's parameters")
+        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, self.params)])
+
+    @torch.no_grad()
+    def step(self, grad: torch.Tensor) -> None:
+        if self.max_grad_norm is not None:
+            grad = grad * (self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1)
+        self._step(grad)
+
+    def _step(self, grad: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def scale_lr(self, scale: float) -> float:
+        """Set the learning rate to ``scale`` times its initial value; returns it."""
+        self.scale, lr = scale, self.base_lr * scale
+        self.lr.fill_(lr)
+        return lr
+
+    def state_dict(self) -> Tensors:
+        return {name: getattr(self, name) for name in self.TENSORS}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
+
+
+class FlatAdam(FlatOptimizer):
+    """Adam (Kingma & Ba, 2015)."""
+
+    TENSORS = ("mean", "square", "count")
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+        sharing: FlatOptimizer | None = None,
+    ) -> None:
+        super().__init__(params, lr=lr, max_grad_norm=max_grad_norm, sharing=sharing)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), device=self.flat.device)
+        self.betas, self.eps = betas, eps
+
+    def _step(self, grad: torch.Tensor) -> None:
+        b1, b2 = self.betas
+        self.count.add_(1)
+        if torch.compiler.is_compiling():  # plain arithmetic: the compiler fuses it
+            self.mean.lerp_(grad, 1 - b1)
+            self.square.lerp_(grad * grad, 1 - b2)
+            denominator = self.square.sqrt() / (1 - b2**self.count).sqrt() + self.eps
+            self.flat.sub_((self.lr / (1 - b1**self.count)) * self.mean / denominator)
+        else:
+            torch._fused_adam_(
+                [self.flat], [grad], [self.mean], [self.square], [], [self.count],
+                lr=self.lr, beta1=b1, beta2=b2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+
+class FlatRMSprop(FlatOptimizer):
+    """RMSprop (Tieleman & Hinton, 2012), as it comes: not centred, no momentum."""
+
+    TENSORS = ("square",)
+
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, decay: float = 0.95, eps: float = 1e-5) -> None:
+        super().__init__(params, lr=lr)
+        self.square = torch.zeros_like(self.flat)
+        self.decay, self.eps = decay, eps
+
+    def _step(self, grad: torch.Tensor) -> None:
+        self.square.lerp_(grad * grad, 1 - self.decay)
+        self.flat.sub_(self.lr * grad / (self.square.sqrt() + self.eps))
+
+
+class FlatLaProp(FlatOptimizer):
+    """LaProp (Ziyin et al., 2020): gradients are scaled first, then averaged. Before that, the gradient of every parameter is cut to a
+    share of its norm (adaptive clipping, Brock et al., 2021)."""
+
+    TENSORS = ("mean", "square", "count")
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-20,
+        share: float = 0.3,
+        least: float = 1e-3,
+    ) -> None:
+        super().__init__(params, lr=lr)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), device=self.flat.device)
+        self.betas, self.eps, self.share, self.least = betas, eps, share, least
+        self._sizes = [p.numel() for p in self.params]
+
+    def clipped(self, grad: torch.Tensor) -> torch.Tensor:
+        """No parameter's gradient larger than ``share`` of the parameter (or of ``least``)."""
+        pieces = zip(grad.split(self._sizes), self.flat.split(self._sizes))
+        limits = [(g, self.share * p.norm().clamp(min=self.least)) for g, p in pieces]
+        return torch.cat([g * (limit / (g.norm() + 1e-12)).clamp(max=1) for g, limit in limits])
+
+    def _step(self, grad: torch.Tensor) -> None:
+        b1, b2 = self.betas
+        grad = self.clipped(grad)
+        self.count.add_(1)
+        self.square.lerp_(grad * grad, 1 - b2)
+        scaled = grad / ((self.square / (1 - b2**self.count)).sqrt() + self.eps)
+        self.mean.lerp_(scaled, 1 - b1)
+        self.flat.sub_(self.lr / (1 - b1**self.count) * self.mean)
+
+
+def descend(*pairs: tuple[FlatOptimizer, torch.Tensor]) -> None:
+    """All gradients first, then all steps: no loss ever sees another's new parameters."""
+    for optimizer, grad in [(optimizer, optimizer.gradient(loss)) for optimizer, loss in pairs]:
+        optimizer.step(grad)
+
+
+class Target(FlatParameters):
+    """A slowly following copy of some of a module's parameters, as one flat tensor, and of its buffers."""
+
+    def __init__(
+        self, online: nn.Module, target: nn.Module, parameters: Callable[[Any], Iterable[nn.Parameter]]
+    ) -> None:
+        followed = [p for p, source in zip(parameters(target), parameters(online)) if source.requires_grad]
+        super().__init__(followed)
+        self._buffers = list(zip(target.buffers(), online.buffers()))
+        target.requires_grad_(False)
+
+    def copy_buffers(self) -> None:
+        for target, source in self._buffers:
+            target.copy_(source)

@@ -1,0 +1,157 @@
+"""Off-policy loop: act, store transitions, learn from a replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner
+from rl_training.base.options import opt
+from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
+from rl_training.runtime.loops.base import OnlineLoop
+from rl_training.runtime.options import AlgorithmOptions, Task
+from rl_training.runtime.run import Run, crossings
+
+
+class ReplayOptions(AlgorithmOptions):
+    """When to act, store and learn. A new run spends at most a tenth of its steps on the warm-up, unless it is set."""
+
+    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps")
+
+    buffer_capacity: int = opt(1_000_000, "transitions kept; never more than the run has steps", ge=1)
+    batch_size: int = opt(256, "transitions per update", ge=1)
+    learning_starts: int = opt(1_000, "environment steps before the first update", ge=0)
+    train_frequency: int = opt(1, "environment steps between updates, whatever the number of environments", ge=1)
+    initial_random_steps: int = opt(0, "environment steps with uniformly random actions", ge=0)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        tenth = task.total_timesteps // 10
+        return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
+
+    @staticmethod
+    def warm_up(task: Task, steps: int) -> dict[str, int]:
+        """``steps`` before learning starts, all of them random; a warm-up that is set is random throughout too."""
+        return {"learning_starts": steps, "initial_random_steps": task.given.get("learning_starts", steps)}
+
+
+class OffPolicyOptions(ReplayOptions):
+    gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
+    normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
+
+
+class Carry:
+    """What an agent carries from step to step of each environment, such as where its next plan starts."""
+
+    def __init__(self, agent: Learner, n: int) -> None:
+        self._agent = agent
+        self.value = agent.initial_carry(n)
+
+    def renew(self, ended: np.ndarray) -> None:
+        """Begin anew where an episode has ended."""
+        if self.value is not None and ended.any():
+            self.value = np.where(
+                ended.reshape(-1, *[1] * (self.value.ndim - 1)) > 0, self._agent.initial_carry(len(ended)), self.value
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.value is None else {"value": torch.from_numpy(np.ascontiguousarray(self.value))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "value" in state:
+            self.value = state["value"].numpy().copy()
+
+
+class OffPolicyLoop(OnlineLoop):
+    """Act, store, learn."""
+
+    STATE = ("stepped",)
+
+    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
+        super().__init__(run, agent, cfg)
+        self.replay = self.make_replay()
+        self.carry = Carry(agent, run.config.num_envs)
+        self.stepped = False  # whether a step has been taken that nothing has been learned after yet
+        self._source: Source = self.replay
+        self._starts = max(cfg.learning_starts, cfg.batch_size)
+        self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
+
+    def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
+        """Room for the run's transitions."""
+        run, spaces = self._run, self._run.spaces
+        return kind(
+            min(self._cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
+            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
+            rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
+        )  # fmt: skip
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        steps = max(0, total_timesteps - self._starts)
+        return steps // self._cfg.train_frequency * self._cfg.gradient_updates_per_step
+
+    def first_update_step(self) -> int:
+        n, every = self._run.config.num_envs, self._cfg.train_frequency
+        start = max(1, -(-self._starts // n)) * n  # steps come n at a time
+        return start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
+
+    def __iter__(self) -> Iterator[None]:
+        run, cfg, n = self._run, self._cfg, self._run.config.num_envs
+        while True:
+            if not self.stepped:
+                self.step()
+            if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
+                yield from self.prepare()
+                self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
+            self.stepped = False
+            yield
+
+    def step(self) -> None:
+        """One step of every environment, stored."""
+        run, envs, agent, carry = self._run, self.collector, self.agent, self.carry
+        rng, n = self.exploration.generator, run.config.num_envs
+        run.apply_schedules(agent)
+        if self._observe is not None:
+            self._observe(envs.obs)
+        if run.step < self._cfg.initial_random_steps:
+            actions = run.spaces.random_actions(rng, n)
+        else:
+            actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
+        step = envs.step(actions)
+        self.replay.add(
+            obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
+            dones=step.terminated, truncations=step.truncated,
+        )  # fmt: skip
+        if carry.value is not None:
+            carry.renew(np.maximum(step.terminated, step.truncated))
+        run.step += n
+        run.collected(envs, n)
+        self.stepped = True
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        self.replay.cut(lost, obs)
+        self.carry.renew(lost)
+
+    def prepare(self) -> Iterator[None]:
+        """Hook: work before the updates of a step, with points at which the run may be stopped in the middle of it."""
+        return iter(())
+
+    def learn(self, rounds: int) -> None:
+        """Updates that have come due; ``rounds`` is how often ``train_frequency`` was crossed."""
+        for _ in range(rounds):
+            for _ in range(self._repeats):
+                if self._run.budget_spent:
+                    return
+                batch = self.draw()
+                self._run.update(self.agent, batch)
+                self.learned(batch)
+            self._run.end_epoch()
+
+    def draw(self) -> Batch:
+        """What the next update learns from."""
+        return self._source.sample(self._rows)
+
+    def learned(self, batch: Batch) -> None:
+        """Hook: an update has been made from ``batch``."""

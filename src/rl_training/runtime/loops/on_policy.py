@@ -1,0 +1,146 @@
+"""On-policy loop: collect a rollout, estimate advantages, learn from it, drop it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rl_training.base.options import opt
+from rl_training.base.returns import explained_variance
+from rl_training.data.reward_scaler import RewardScaler
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.collector import Step
+from rl_training.runtime.loops.base import OnlineLoop
+from rl_training.runtime.options import AlgorithmOptions, Task
+from rl_training.runtime.run import Run
+
+ROLLOUT = 2_048  # steps of a rollout over all environments, where the task decides
+
+
+class OnPolicyOptions(AlgorithmOptions):
+    """Rollouts and the passes over them. What suits a task differs most between boxes of actions, choices and images, so a new run
+    takes the options of ``BY_TASK`` from it; the defaults below are those of files that were saved without them."""
+
+    BY_TASK: ClassVar[tuple[str, ...]] = (
+        "num_steps",
+        "update_epochs",
+        "minibatch_size",
+        "normalize_observations",
+        "normalize_rewards",
+    )
+
+    num_steps: int = opt(
+        128,
+        "steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each for images",
+        ge=1,
+    )
+    update_epochs: int = opt(4, "passes over each rollout; by task: 10 for vectors, 4 for images", ge=1)
+    minibatch_size: int = opt(256, "samples per update; by task: 64 for vectors, 256 for images", ge=1)
+    gamma: float = opt(0.99, "discount", ge=0, le=1)
+    gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
+    target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
+    normalize_observations: bool = opt(
+        False, "scale observations by their running mean and deviation; by task: true for vectors"
+    )
+    normalize_rewards: bool = opt(
+        False, "scale rewards by the running deviation of the discounted return; by task: true for vectors"
+    )
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        if task.spaces.image:
+            return {
+                "num_steps": 128,
+                "update_epochs": 4,
+                "minibatch_size": 256,
+                "normalize_observations": False,
+                "normalize_rewards": False,
+            }
+        return {
+            "num_steps": max(1, ROLLOUT // task.num_envs),
+            "update_epochs": 10,
+            "minibatch_size": 64,
+            "normalize_observations": True,
+            "normalize_rewards": True,
+        }
+
+
+class OnPolicyLoop(OnlineLoop):
+    """Collect a rollout, estimate advantages, learn from it, drop it."""
+
+    def __init__(self, run: Run, agent: Any, cfg: OnPolicyOptions) -> None:
+        super().__init__(run, agent, cfg)
+        spaces, n = run.spaces, run.config.num_envs
+        self.shuffle = run.rng("minibatches")
+        self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
+        self._rollout = RolloutBuffer(
+            cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
+            obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
+        )  # fmt: skip
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        if self.reward_scaler is not None:
+            self.reward_scaler.returns[lost > 0] = 0.0
+
+    def expected_updates(self, total_timesteps: int) -> int:
+        rows = self._rollout.num_steps * self._rollout.num_envs
+        return -(-total_timesteps // rows) * self._cfg.update_epochs * -(-rows // self._cfg.minibatch_size)
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            self._run.apply_schedules(self.agent)
+            self.collect()
+            self.finish_rollout()
+            self.learn()
+            self.after_update()
+            self._run.end_epoch()
+            yield
+
+    def collect(self) -> None:
+        """Fill the rollout: on-policy actions, and the value of the true last observation where an episode was cut."""
+        run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
+        rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
+        rollout.clear()
+        for t in range(rollout.num_steps):
+            if observe is not None:
+                observe(envs.obs)
+            actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
+            seen = extras["obs"] if observe is not None else None  # as normalised when it was acted on
+            step = envs.step(actions)
+            final_values: Any = 0.0
+            if step.truncated.any():  # cut, not finished: bootstrap from the episode's true last state
+                final_values = agent.values(step.next_obs)
+            rewards = step.rewards
+            if scaler is not None:
+                rewards = scaler(rewards, np.maximum(step.terminated, step.truncated))
+            rollout.add(
+                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"], rewards=rewards,
+                values=extras["values"], terminated=step.terminated, truncated=step.truncated, final_values=final_values,
+            )  # fmt: skip
+            self.lived(t, step)
+            run.step += n
+        run.collected(envs, rollout.num_steps * n)
+
+    def lived(self, t: int, step: Step) -> None:
+        """Hook: row ``t`` of the rollout has been stored."""
+
+    def finish_rollout(self) -> None:
+        """Rewards to advantages; algorithms with rewards of their own replace them first."""
+        last_values = self.agent.values(self.collector.obs)
+        self._rollout.compute_returns_and_advantages(last_values, self._cfg.gamma, self._cfg.gae_lambda)
+        self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
+
+    def learn(self) -> None:
+        run, cfg = self._run, self._cfg
+        for _ in range(cfg.update_epochs):
+            for minibatch in self._rollout.iter_minibatches(cfg.minibatch_size):
+                result = run.update(self.agent, minibatch)
+                if run.budget_spent:
+                    return
+            if cfg.target_kl is not None and result.metrics["approx_kl"] > cfg.target_kl:
+                return
+
+    def after_update(self) -> None:
+        """Hook for phases that run once per rollout."""

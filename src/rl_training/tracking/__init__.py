@@ -1,0 +1,1 @@
+"""Where metrics go: metrics.jsonl, CSV, TensorBoard, Weights & Biases, and the terminal."""

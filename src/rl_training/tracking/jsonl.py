@@ -1,0 +1,43 @@
+"""metrics.jsonl: one JSON object per line, which resuming and reports read."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    pass
+
+
+class MetricsFile:
+    """One JSON object per line. Lines after ``resume_step`` belong to a part of the run that is being done again: they go."""
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        if resume_step is not None and path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resume_step]
+            path.write_text("".join(line + "\n" for line in kept))
+        self._file = open(path, "a")  # noqa: SIM115
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._file.write(json.dumps(metrics_row(step, values)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def metrics_row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
+    """A line of metrics; numbers that are not finite are None."""
+    clean = {k: (v if math.isfinite(v) else None) if isinstance(v, float) else v for k, v in values.items()}
+    return {"step": step, "time": round(time.time(), 3), **clean}
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line cut short by a crash

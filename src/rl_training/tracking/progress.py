@@ -1,0 +1,150 @@
+"""Progress of a run in the terminal: a bar, or a line every few seconds."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    pass
+
+from rl_training.tracking.figures import clock, short
+
+LINE_EVERY = 5.0  # seconds between lines where there is no terminal
+
+
+class Progress:
+    """A live bar in a terminal, a line every few seconds elsewhere, or nothing."""
+
+    def __init__(
+        self,
+        mode: str,
+        *,
+        title: str,
+        total: int,
+        start: int,
+        stream: TextIO | None = None,
+        unit: str = "steps",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = stream if stream is not None else sys.stderr
+        self._mode = mode if mode != "auto" else "bar" if can_redraw(self._out) else "lines"
+        self._now, self._began = now, now()
+        self._total, self._start, self._unit = total, start, unit
+        self._title, self._notes = title, {}  # type: str, dict[str, str]
+        self._at, self._at_time = start, self._began  # where the run was when it last said so
+        self._last_line, self._line_step = -math.inf, start
+        self._live: Any = None
+        if self._mode == "bar":
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._out)
+            self._live = Live(
+                console=console, get_renderable=self._drawn, refresh_per_second=4, vertical_overflow="crop"
+            )
+            self._live.start()
+
+    def note(self, **notes: str) -> None:
+        """What to show beside the bar: ``episodes``, ``evaluation``."""
+        self._notes.update(notes)
+
+    def say(self, message: str) -> None:
+        """One line that stays."""
+        if self._live is not None:
+            self._live.console.print(message, highlight=False, markup=False)
+        elif self._mode == "lines":
+            print(message, file=self._out, flush=True)
+
+    def tick(self, step: int) -> None:
+        """Called often: where the run is. The bar is redrawn a few times a second, by a thread of its own."""
+        self._at, self._at_time = step, self._now()
+
+    def log(self, step: int) -> None:
+        """A line, unless the last one was printed a moment ago; the last step always has one."""
+        if step >= self._total:
+            self._last_line = -math.inf
+        self._line(step, self._text(step))
+
+    def stage(self, name: str, done: int, total: int, step: int) -> None:
+        """Work between steps: shown beside the bar, or as lines; gone when it is done."""
+        text = f"{name} {done:,}/{total:,}"
+        if done >= total:
+            self._notes.pop("stage", None)
+        else:
+            self._notes["stage"] = text
+        if done:
+            self._line(step, text)
+        self.tick(step)
+
+    def _line(self, step: int, text: str) -> None:
+        now = self._now()
+        if self._mode == "lines" and now - self._last_line >= LINE_EVERY:
+            self._last_line, self._line_step = now, step
+            print(f"{self._title}  {text}", file=self._out, flush=True)
+
+    def _parts(self, step: int, now: float) -> list[str]:
+        """Steps, speed, time, and the notes."""
+        elapsed = max(now - self._began, 1e-9)
+        rate = (step - self._start) / elapsed
+        parts = [f"{step:,}/{self._total:,}"]
+        if rate > 0:
+            left = (self._total - step) / rate
+            parts += [f"{short(rate)} {self._unit}/s", f"{clock(left)} left" if left > 0 else f"took {clock(elapsed)}"]
+        return [*parts, *(note for note in tuple(self._notes.values()) if note)]
+
+    def _text(self, step: int) -> str:
+        return SEPARATOR.join(self._parts(step, self._now()))
+
+    def _drawn(self) -> Any:
+        from rich.text import Text
+
+        width = self._live.console.width if self._live is not None else 80
+        title, done, rest = bar_line(self._title, self._parts(self._at, self._at_time), self._at / self._total, width)
+        return Text.assemble(
+            title, (done[0], "green"), (done[1], "bright_black"), rest, no_wrap=True, overflow="ellipsis"
+        )
+
+    def close(self, step: int | None = None) -> None:
+        """Leave the last state where it can be read."""
+        self._notes.pop("stop", None)
+        if step is not None:
+            self.tick(step)
+            if step > self._line_step:
+                self._last_line = -math.inf
+                self._line(step, self._text(step))
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+SEPARATOR = " · "
+
+
+LONGEST_BAR, SHORTEST_BAR = 24, 8
+
+
+def bar_line(title: str, parts: Sequence[str], share: float, width: int) -> tuple[str, tuple[str, str], str]:
+    """Title, the two halves of a bar, and as many of the parts as fit: one line that leaves room for ``^C`` at its end. The bar
+    gives way first; then the speed, which stands second; then the parts at the end."""
+    room, kept = width - 4 - len(title) - 1, list(parts)
+    if len(SEPARATOR.join(kept)) > room and len(kept) > 1:
+        kept.pop(1)
+    while len(SEPARATOR.join(kept)) > room and len(kept) > 1:
+        kept.pop()
+    text = SEPARATOR.join(kept)
+    cells = min(LONGEST_BAR, room - len(text) - 1)
+    if cells < SHORTEST_BAR:
+        return f"{title} ", ("", ""), text
+    filled = int(cells * min(max(share, 0.0), 1.0))
+    return f"{title} ", ("━" * filled, "─" * (cells - filled)), f" {text}"
+
+
+def can_redraw(stream: Any) -> bool:
+    """Whether this is a terminal that can move its cursor."""
+    terminal = hasattr(stream, "isatty") and stream.isatty()
+    return terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
