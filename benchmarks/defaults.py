@@ -36,7 +36,7 @@ ROWS = {
     "ppg/Hopper-v5": Row(300_000),
     **{f"{algo}/Acrobot-v1": Row(60_000, -90.0) for algo in VALUE_BASED},
     "mbpo/InvertedPendulum-v5": Row(3_000, 950.0, {"gradient_updates_per_step": 10}),
-    "pets/InvertedPendulum-v5": Row(3_000, 950.0, episodes=2, own=1),  # every step is a plan: minutes an episode
+    "pets/InvertedPendulum-v5": Row(3_000, 950.0, episodes=2, own=2),  # every step is a plan: minutes an episode
     "sac/InvertedDoublePendulum-v5": Row(30_000, 8_000.0),
     "sac/Hopper-v5": Row(100_000, 1_500.0),
     "sac/MountainCarContinuous-v0": Row(30_000),

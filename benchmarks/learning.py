@@ -129,11 +129,12 @@ def train_one(
         spent.write_text(json.dumps([wall, cpu]))
         if result.metrics["global_step"] < config.total_timesteps:
             raise RuntimeError(f"seed {config.seed} was stopped; the same command goes on with it")
-        final = (
-            last_episodes(result.checkpoint_path, last)
-            if last
-            else evaluate_checkpoint(result.checkpoint_path, episodes, deterministic=not drawn)
-        )
+        if last:
+            final = last_episodes(result.checkpoint_path, last)
+        elif config.eval_episodes == episodes and not drawn:
+            final = result.metrics  # the run ends with the same evaluation: the same seeds, the same agent
+        else:
+            final = evaluate_checkpoint(result.checkpoint_path, episodes, deterministic=not drawn)
         lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
         # a run that was gone on with after its end has evaluated that twice
         curve = {line["step"]: line["eval_return_mean"] for line in lines if "eval_return_mean" in line}

@@ -50,6 +50,14 @@ def test_on_policy_learning_from_images_is_not_normalised():
     assert (chosen["num_steps"], chosen["normalize_observations"], chosen["normalize_rewards"]) == (128, False, False)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "horizon"), [("Pendulum-v1", 20), ("InvertedPendulum-v5", 40), ("MountainCarContinuous-v0", 40)]
+)
+def test_pets_looks_further_ahead_where_episodes_may_terminate(env_id, horizon):
+    assert completed("pets", env_id)["planning_horizon"] == horizon
+    assert completed("pets", env_id, algo_kwargs={"planning_horizon": 7})["planning_horizon"] == 7
+
+
 @pytest.mark.parametrize(("total", "warm_up"), [(1_000_000, 10_000), (100_000, 10_000), (30_000, 3_000), (8_000, 800)])
 def test_sac_spends_a_tenth_of_a_run_on_random_steps_and_at_most_ten_thousand(total, warm_up):
     chosen = completed("sac", total_timesteps=total)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.pets import PETS
 from rl_training.algorithms.planning import CEM, ICEM, Planner, RandomShooting
 from rl_training.base.options import ConfigError, Sizes, opt
-from rl_training.envs.terminations import reward_of
+from rl_training.envs.terminations import never, reward_of, termination_of
 from rl_training.runtime.loops.model_based import ModelOptions, in_units, learn_terminations, terminations_of
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 
 class PETSOptions(ModelOptions, ReplayOptions):
     TITLE = "pets"
+    BY_TASK: ClassVar[tuple[str, ...]] = (*ReplayOptions.BY_TASK, "planning_horizon")
     gradient_updates_per_step: ClassVar[int] = 1
     eval_interval: int | None = opt(
         0,
@@ -37,7 +39,9 @@ class PETSOptions(ModelOptions, ReplayOptions):
         gt=0,
     )
     planner: Literal["cem", "icem", "random"] = opt("cem", "how plans are searched for")
-    planning_horizon: int = opt(20, "actions of a plan", ge=1)
+    planning_horizon: int = opt(
+        20, "actions of a plan; by task: 20 where episodes are known never to terminate, else 40", ge=1
+    )
     planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
     planning_topk: int = opt(20, "of which the best so many shape the next iteration", ge=1)
     planning_iterations: int = opt(4, "iterations for each action", ge=1)
@@ -46,6 +50,12 @@ class PETSOptions(ModelOptions, ReplayOptions):
     propagation: Literal["tsinf", "ts1"] = opt(
         "tsinf", "particles keep their member for a plan, or change it every step"
     )
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        """A plan must foresee a termination while there is time to avoid it."""
+        safe = termination_of(task.env_id) is never
+        return {**super().for_task(task), "planning_horizon": 20 if safe else 40}
 
     def search(self) -> Planner:
         if self.planner == "random":

@@ -1,0 +1,202 @@
+"""The evidence campaign: a queue of training runs (benchmarks/campaign.yaml), worked through in the background.
+
+    python benchmarks/campaign.py start FOLDER [--workers 1]    begin, or go on after any interruption
+    python benchmarks/campaign.py status FOLDER                 what is done, running and left, with measured hours
+    python benchmarks/campaign.py pause FOLDER                  hold the workers still, e.g. to measure speed; `continue` lets them go on
+    python benchmarks/campaign.py stop FOLDER                   let each worker save its run and end
+    python benchmarks/campaign.py collect FOLDER                copy the records to benchmarks/results/campaign
+
+FOLDER lies outside the work tree. It holds a checkout of the commit that the campaign began with and a virtual environment of its
+own, so that work on the tree cannot disturb it, every run, and the records, which name that commit. Runs resume exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+EXTRAS = "box2d,mujoco,atari,offline"
+
+
+class Job(NamedTuple):
+    """One run of a row."""
+
+    row: dict[str, Any]
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return Path("runs", self.row["name"].replace("/", "_"), str(self.seed))
+
+
+def queue(path: Path) -> list[Job]:
+    """Every run, in order: all seeds of a row before the next row."""
+    from ruamel.yaml import YAML
+
+    rows = YAML(typ="safe").load(path.read_text())["rows"]
+    for row in rows:
+        unknown = set(row) - {"name", "preset", "algo", "env_id", "seeds", "hours", "set", "asked"}
+        if unknown or ("preset" in row) == ("algo" in row):
+            raise SystemExit(f"{row.get('name')}: {sorted(unknown) or 'give a preset, or algo and env_id'}")
+    return [Job(row, seed) for row in rows for seed in row["seeds"]]
+
+
+# ---- what runs in the campaign's own checkout
+
+
+def work(folder: Path) -> None:
+    """Train what is left, run by run, until nothing is or a signal comes."""
+    from filelock import FileLock, Timeout
+
+    from learning import train_one
+
+    while True:
+        for job in queue(folder / "queue.yaml"):
+            place = folder / job.folder
+            place.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(Timeout), FileLock(place / ".worker").acquire(timeout=0):
+                if not (place / "result.json").exists():
+                    print(f"{time.strftime('%F %T')} {job.row['name']} seed {job.seed}", flush=True)
+                    result = train_one(config_of(job), place)  # raises if a signal stopped the run
+                    (place / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+                    write_record(folder, job.row)
+                    break
+        else:
+            return
+
+
+def config_of(job: Job) -> Any:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.yaml_config import apply_overrides, read_config
+
+    changes = {**job.row.get("set", {}), "seed": job.seed, "threads": 1}
+    if "preset" in job.row:
+        return read_config(f"configs/{job.row['preset']}.yaml", changes)
+    return TrainConfig(**apply_overrides({"algo": job.row["algo"], "env_id": job.row["env_id"]}, changes))
+
+
+def write_record(folder: Path, row: dict[str, Any]) -> None:
+    """The row's record from the runs that are done; a row that lacks seeds says so."""
+    from filelock import FileLock
+
+    from learning import EPISODES, facts_of_the_machine, record
+
+    jobs = [Job(row, seed) for seed in row["seeds"]]
+    with FileLock(folder / ".records"):
+        runs = [json.loads(p.read_text()) for job in jobs if (p := folder / job.folder / "result.json").exists()]
+        facts = {"threshold": row.get("asked"), "at_most": None, "episodes": EPISODES, "seeds_asked": row["seeds"]}
+        judged = {"judged": "evaluation of the last checkpoint"}
+        record(folder / "records", row["name"], config_of(jobs[0]), runs, **facts, **judged, **facts_of_the_machine())
+        (folder / "status.md").write_text(status(folder))
+
+
+# ---- what people call
+
+
+def start(folder: Path, workers: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    checkout, python = folder / "checkout", folder / "venv" / "bin" / "python"
+    if not checkout.exists():
+        subprocess.run(["git", "clone", "--quiet", str(HERE.parent), str(checkout)], check=True)
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "-e", f"{checkout}[{EXTRAS}]"]
+        subprocess.run(install, check=True)
+    shutil.copy(HERE / "campaign.yaml", folder / "queue.yaml")  # rows may be added while it runs
+    going = len(list(alive(folder)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    for _ in range(going, workers):
+        with open(folder / "log.txt", "a") as log:
+            command = [str(python), str(checkout / "benchmarks" / "campaign.py"), "work", str(folder.resolve())]
+            process = subprocess.Popen(
+                command, cwd=checkout, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        (folder / f"worker-{process.pid}.pid").write_text(str(process.pid))
+    print(f"{max(workers, going)} at work; python benchmarks/campaign.py status {folder}")
+
+
+def alive(folder: Path) -> Iterator[int]:
+    """Process ids of the workers; notes of those that have ended are removed."""
+    for note in folder.glob("worker-*.pid"):
+        pid = int(note.read_text())
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            command = b""
+        if b"campaign.py" in command:
+            yield pid
+        else:
+            note.unlink(missing_ok=True)
+
+
+def send(folder: Path, number: signal.Signals) -> None:
+    for pid in alive(folder):
+        os.kill(pid, number)
+
+
+def status(folder: Path) -> str:
+    """A table of the rows: seeds done, results so far, hours spent and hours estimated for what is left."""
+    lines = ["| row | seeds done | return of each | hours spent | hours left |", "|---|---|---|---|---|"]
+    spent_in_all = left_in_all = 0.0
+    rows = {job.row["name"]: job.row for job in queue(folder / "queue.yaml")}
+    for name, row in rows.items():
+        places = [folder / Job(row, seed).folder for seed in row["seeds"]]
+        done = [json.loads((p / "result.json").read_text()) for p in places if (p / "result.json").exists()]
+        spent = sum(json.loads(p.read_text())[1] for place in places if (p := place / "spent.json").exists()) / 3600
+        each = spent / len(done) if done else row["hours"] / len(places)
+        left = each * (len(places) - len(done))
+        returns = ", ".join(f"{run['return_mean']:.4g}" for run in done)
+        running = sum((p / "spent.json").exists() or any(p.glob("*/config.yaml")) for p in places) - len(done)
+        begun = f" (+{running} begun)" if running > 0 else ""
+        lines.append(f"| {name} | {len(done)}/{len(places)}{begun} | {returns} | {spent:.2f} | {left:.2f} |")
+        spent_in_all, left_in_all = spent_in_all + spent, left_in_all + left
+    commit = subprocess.run(
+        ["git", "-C", str(folder / "checkout"), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    head = f"Commit {commit}, {len(list(alive(folder)))} workers, {spent_in_all:.1f} core-hours spent, about {left_in_all:.1f} left.\n\n"
+    return head + "\n".join(lines) + "\n"
+
+
+def collect(folder: Path) -> None:
+    target = HERE / "results" / "campaign"
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted((folder / "records").glob("*.json")):
+        shutil.copy(path, target)
+        print(target / path.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("start", "status", "pause", "continue", "stop", "collect", "work"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--workers", type=int, default=1, help="with start: how many runs at a time, on one thread each"
+    )
+    args = parser.parse_args()
+    if args.command == "start":
+        start(args.folder, args.workers)
+    elif args.command == "work":
+        work(args.folder)
+    elif args.command == "collect":
+        collect(args.folder)
+    elif args.command == "status":
+        print(status(args.folder), end="")
+    else:
+        kinds = {"pause": signal.SIGSTOP, "continue": signal.SIGCONT, "stop": signal.SIGTERM}
+        send(args.folder, kinds[args.command])
+
+
+if __name__ == "__main__":
+    main()
