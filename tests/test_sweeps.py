@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rl_training.base.files import held
+from rl_training.base.files import lock_folder
 from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -134,7 +134,7 @@ def test_mistakes_show_before_anything_starts(config_file, tmp_path, capsys, wor
 
 def test_a_folder_that_another_sweep_is_at_work_in_is_left_alone(config_file, tmp_path, capsys):
     (tmp_path / "s").mkdir()
-    with held(tmp_path / "s"):
+    with lock_folder(tmp_path / "s"):
         assert main(["sweep", "--config", config_file(), "--name", "s"]) == 1
     assert "s is in use by another process" in capsys.readouterr().err
     assert not list(tmp_path.glob("s/ppo__*"))

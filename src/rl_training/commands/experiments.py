@@ -55,7 +55,7 @@ def _backend(args: argparse.Namespace) -> Backend:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from rl_training.base.files import held
+    from rl_training.base.files import lock_folder
     from rl_training.sweeps.plan import combinations, label_of, make_job, open_sweep, parse_seeds, parse_values
     from rl_training.sweeps.sweep import Interrupted, run_jobs
 
@@ -71,7 +71,7 @@ def _sweep(args: argparse.Namespace) -> int:
             jobs.append(make_job(config, folder, label_of(chosen, list(values))))
     open_sweep(folder, jobs)
     try:
-        with held(folder):
+        with lock_folder(folder):
             standings = run_jobs(jobs, _backend(args))
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
@@ -80,7 +80,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from rl_training.base.files import held
+    from rl_training.base.files import lock_folder
     from rl_training.experiment.yaml_config import parse_override
     from rl_training.sweeps.plan import parse_seeds
     from rl_training.sweeps.space import Range, read_space
@@ -105,7 +105,7 @@ def _tune(args: argparse.Namespace) -> int:
         return resolved(args, {**fixed, **options})
 
     try:
-        with held(folder):
+        with lock_folder(folder):
             source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
             feed(source, _backend(args), Table([], sys.stderr), {})
     except Interrupted:

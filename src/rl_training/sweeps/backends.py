@@ -45,7 +45,7 @@ class Processes:
     def __init__(self, slots: int, threads: int) -> None:
         self.slots = slots
         self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._notes: dict[str, Path] = {}
 
     def start(self, job: Job) -> None:
@@ -73,7 +73,7 @@ class Processes:
         if code == 0 or code == -signal.SIGTERM:  # stopped before it could save: nothing was lost
             return ""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return json.loads(self._notes[name].read_text())["error"]
+            return str(json.loads(self._notes[name].read_text())["error"])
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._notes[name].write_text(json.dumps({"error": f"the run's process {ended}"}))
         return f"the run's process {ended}"
@@ -122,7 +122,7 @@ class Ray:
 
     def _error(self, reference: Any) -> str:
         try:
-            return self._ray.get(reference)
+            return str(self._ray.get(reference))
         except self._ray.exceptions.TaskCancelledError:
             return ""
         except self._ray.exceptions.RayError as error:

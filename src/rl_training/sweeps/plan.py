@@ -14,6 +14,7 @@ from typing import Any
 
 from rl_training.base.files import write_durably
 from rl_training.base.options import ConfigError
+from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import run_name
 
@@ -50,7 +51,7 @@ class Job:
 
     @property
     def total(self) -> int:
-        return self.config["total_timesteps"]
+        return int(self.config["total_timesteps"])
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -66,7 +67,8 @@ def parse_seeds(text: str) -> list[int]:
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
     """``name=a,b`` with the values read as YAML; a list stands in brackets: ``hidden_sizes=[64,64],[256,256]``."""
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
@@ -168,17 +170,17 @@ def _status(job: Job) -> tuple[str, str]:
     note = _json(job.note_path)
     if note.get("error"):
         return "failed", note["error"]
-    status = _json(job.run_dir / "metadata.json").get("status", "")
-    if status.startswith("finished without"):
-        return "finished", status.removeprefix("finished ")
-    if status == "finished" or (status.startswith("stopped:") and "received" not in status):
-        return "finished", ""
-    return ("interrupted" if status else "waiting"), ""
+    metadata = _json(job.run_dir / "metadata.json")
+    kind = recorded_stop_kind(metadata)
+    if kind is not None and kind.conclusive:
+        return "finished", "without an update" if kind is StopKind.UNTRAINED else ""
+    return ("interrupted" if "status" in metadata else "waiting"), ""
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
     except (OSError, ValueError):
         return {}
 

@@ -40,7 +40,8 @@ Space = dict[str, Range | list[Any]]
 
 def read_space(source: str | Path) -> Space:
     """A YAML file, or the name of an algorithm for the packaged one; ``inherit: ppo`` starts from another."""
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     packaged = assets() / "search" / f"{source}.yaml"
     path = Path(source) if Path(source).exists() or not packaged.exists() else packaged

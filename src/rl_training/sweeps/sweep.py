@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
+from rl_training.base.signals import stop_signals
 from rl_training.sweeps.backends import Backend
 from rl_training.sweeps.plan import Job, Standing, standing
 from rl_training.tracking.figures import clock, short
@@ -82,7 +81,8 @@ def feed(source: Feed, backend: Backend, table: Table, standings: dict[str, Stan
     """Start what comes, as long as there is room; watch it; until nothing comes any more or somebody says stop."""
     running: dict[str, Job] = {}
     looked = 0.0
-    with table, _stop_signals() as stopped:
+    stopped = threading.Event()
+    with table, stop_signals(lambda _: stopped.set(), stopped.is_set):
         try:
             while (running or not source.over) and not stopped.is_set():
                 while len(running) < backend.slots and (job := source.next()) is not None:
@@ -122,27 +122,6 @@ def _news(job: Job, now: Standing, remark: str) -> str:
     result = f": return {short(now.last_return)}" if now.last_return is not None else ""
     note = f" {now.error}" if now.error else ""
     return f"{remark or now.state:9} {job.short}{note}{result}"
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM stops the sweep in order; a second Ctrl-C interrupts at once."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        if stopped.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Table:

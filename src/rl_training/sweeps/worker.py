@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.files import held
+from rl_training.base.files import lock_folder
 from rl_training.sweeps.plan import Job
 
 PATIENCE = 60.0  # seconds a worker that lost its parent or its node may still need to save and let go
@@ -41,7 +41,7 @@ def _train(job: Job) -> None:
     from rl_training.runtime.workflows import resume_training
 
     if job.run_dir.exists():
-        with held(job.run_dir, PATIENCE):  # whoever had the run before may still be saving it
+        with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
             pass
         if list_checkpoints(RunContext(job.name, job.run_dir)):
             resume_training(job.run_dir)

@@ -12,6 +12,8 @@ from rl_training.base.state import Stateful
 from rl_training.envs.collector import Collector
 from rl_training.runtime.run import Run
 
+__all__ = ["Loop", "OnlineLoop"]
+
 
 class Loop(Stateful):
     """``agent`` and whatever else is public is saved; ``_run`` and ``_cfg`` are how it works."""
@@ -23,6 +25,11 @@ class Loop(Stateful):
 
     def __iter__(self) -> Iterator[None]:
         raise NotImplementedError
+
+    @property
+    def mid_step(self) -> bool:
+        """Whether this ``yield`` is in the middle of a step's work: the run may stop here, but neither evaluate nor log."""
+        return False
 
     def expected_updates(self, total_timesteps: int) -> int:
         """Roughly how many updates the whole run makes; decides whether compiling pays."""
@@ -41,17 +48,14 @@ class Loop(Stateful):
 
 
 class OnlineLoop(Loop):
-    """A loop that steps environments."""
+    """A loop that steps environments: the run's own, unless a collector is given."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
+    def __init__(self, run: Run, agent: Learner, cfg: Any, *, collector: Collector | None = None) -> None:
         super().__init__(run, agent, cfg)
-        self.collector = self.make_collector()
+        self.collector = run.collector() if collector is None else collector
         self.exploration = run.rng("exploration")
         normalizer = getattr(agent, "normalizer", None)
         self._observe = normalizer.observe if normalizer is not None else None
-
-    def make_collector(self) -> Collector:
-        return self._run.collector()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
