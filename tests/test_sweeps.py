@@ -14,7 +14,7 @@ from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
-from rl_training.sweeps.plan import combinations, label_of, last_lines, make_job, parse_seeds, parse_values, standing
+from rl_training.sweeps.plan import combinations, job_status, label_of, last_lines, make_job, parse_seeds, parse_values
 from toys import same_end
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_stopped_before_it_saved_anything_starts_anew(tiny, tmp_path)
     job = make_job(tiny("ppo", num_envs=2), tmp_path / "s", "default")
     (job.run_dir / "checkpoints").mkdir(parents=True)
     (job.run_dir / "metrics.jsonl").write_text('{"step": 7, "ti')
-    assert standing(job).state == "waiting"
+    assert job_status(job).state == "waiting"
     assert run_job(job) == ""
-    assert standing(job).state == "finished" and standing(job).step >= 128
+    assert job_status(job).state == "finished" and job_status(job).step >= 128
     assert load_checkpoint(next(job.run_dir.glob("checkpoints/step_*"))).trainer_state["step"] >= 128

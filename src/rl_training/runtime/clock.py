@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
 
 __all__ = ["Clock", "Due", "crossings"]
 
@@ -30,6 +33,18 @@ class Clock:
         self._total, self._served = total, step
         self._log_every, self._save_every, self._eval_every = log_every, save_every, eval_every
         self.next_step = self._after(step)  # there is nothing to do before it
+
+    @classmethod
+    def of(cls, config: TrainConfig, eval_interval: int | None, step: int) -> Clock:
+        """The config's intervals; where they are open, about a hundred log lines, twenty evaluations and checkpoints a run."""
+        total, twentieth = config.total_timesteps, max(1, config.total_timesteps // 20)
+        return cls(
+            step,
+            total,
+            log_every=config.log_interval or max(1, total // 100),
+            save_every=config.checkpoint_interval or twentieth,
+            eval_every=twentieth if eval_interval is None else eval_interval,
+        )
 
     def due(self, step: int) -> Due:
         """What has become due since the last call."""

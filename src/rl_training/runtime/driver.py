@@ -16,7 +16,6 @@ from rl_training.base.stop_kind import StopKind
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.engine import Engine
@@ -51,15 +50,17 @@ class Driver:
         ):
             runs.drop_later_checkpoints(context, run.step)
             runs.write_config(context, run.config)  # a resumed run may have been given another total
-            self._warn_of_no_update()
+            warn_of_no_update(run, self._loop.first_update_step())
             run.reporter.open(context, run.step, resumed=checkpoint is not None)
-            with self._recorded():
-                self._announce_start()
+            with recorded(run, self._saver, context):
+                run.reporter.announce_start(context, run.engine.why, run.chosen)
+                run.callbacks.call("on_train_start", run.trainer_state())
                 self._iterate()
                 return self._conclude()
 
     def _iterate(self) -> None:
-        run, loop, clock = self._run, self._loop, self._clock()
+        run, loop = self._run, self._loop
+        clock = Clock.of(run.config, run.options.eval_interval, run.step)
         if run.stopping.check_budgets(run) or run.step >= self._total:
             return
         for _ in loop:
@@ -104,16 +105,6 @@ class Driver:
         if run.engine.compile:
             agent.use_compiled()
 
-    def _clock(self) -> Clock:
-        config, eval_every, twentieth = self._run.config, self._run.options.eval_interval, max(1, self._total // 20)
-        return Clock(
-            self._run.step,
-            self._total,
-            log_every=config.log_interval or max(1, self._total // 100),
-            save_every=config.checkpoint_interval or twentieth,
-            eval_every=twentieth if eval_every is None else eval_every,
-        )
-
     def _evaluate(self) -> None:
         run, agent, evaluator = self._run, self._loop.agent, self._evaluator
         if evaluator.step == run.step:
@@ -134,45 +125,38 @@ class Driver:
                 raise self._saver.failure(f"{name} is {metrics[name]} at step {run.step}")
         run.reporter.log(run.step, {**metrics, **run.totals()})
 
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Keep metadata.json true: the run is running, or how it ended."""
-        run, context, began, kind = self._run, self._context, time.time(), StopKind.FAILED
-        runs.write_metadata(context, {"status": "running", "stop_kind": None, "engine": run.engine.state_dict()})
-        try:
-            yield
-            kind = run.stopping.kind(run, self._total)
-        except EnvironmentFailure as error:
-            (context.run_dir / "error.txt").write_text(traceback.format_exc())
-            raise self._saver.failure(str(error)) from error
-        finally:
-            run.reporter.close(run.step)
-            reason = run.trainer.stop_reason
-            facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
-            with contextlib.suppress(OSError):
-                runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
-
-    def _announce_start(self) -> None:
-        run = self._run
-        run.announce(f"{run.reporter.title}: run directory {self._context.run_dir}")
-        run.announce(f"{run.reporter.title}: {run.engine.why}")
-        if run.chosen:
-            options = ", ".join(f"{name} {option_text(value)}" for name, value in run.chosen.items())
-            run.announce(f"chosen for this task, unless set: {options}")
-        run.callbacks.call("on_train_start", run.trainer_state())
-
-    def _warn_of_no_update(self) -> None:
-        """Warn at once if the run ends before its first update."""
-        first, n = self._loop.first_update_step(), self._run.config.num_envs
-        last = -(-self._total // n) * n
-        if self._run.untrained and first >= last:
-            outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
-            warnings.warn(
-                f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
-                "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
-                stacklevel=2,
-            )
-
     def _on_signal(self, number: Signals) -> None:
         self._run.stopping.on_signal(number)
         self._run.reporter.progress.note(stop="stopping")
+
+
+@contextlib.contextmanager
+def recorded(run: Run, saver: Saver, context: RunContext) -> Iterator[None]:
+    """Keep metadata.json true: that the run is running, and then how it ended."""
+    began, kind = time.time(), StopKind.FAILED
+    runs.write_metadata(context, {"status": "running", "stop_kind": None, "engine": run.engine.state_dict()})
+    try:
+        yield
+        kind = run.stopping.kind(run, run.config.total_timesteps)
+    except EnvironmentFailure as error:
+        (context.run_dir / "error.txt").write_text(traceback.format_exc())
+        raise saver.failure(str(error)) from error
+    finally:
+        run.reporter.close(run.step)
+        reason = run.trainer.stop_reason
+        facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
+        with contextlib.suppress(OSError):
+            runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
+
+
+def warn_of_no_update(run: Run, first: int) -> None:
+    """Warn if the run ends before its first update, at environment step ``first``."""
+    n = run.config.num_envs
+    last = -(-run.config.total_timesteps // n) * n
+    if run.untrained and first >= last:
+        outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
+        warnings.warn(
+            f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
+            "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
+            stacklevel=3,
+        )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
@@ -21,14 +23,22 @@ class Reporter:
         self._config, self._own_loggers = config, loggers
         self._loggers: Loggers | None = None
         self.progress = Progress("off", title="", total=1, start=0)  # until ``open``
-        self.title = f"{config.algo} {config.env_id}"
+        self._title = f"{config.algo} {config.env_id}"
         self.update: UpdateResult | None = None  # the learner's last one
         self._notes: dict[str, float] = {}
 
     def open(self, context: RunContext, step: int, *, resumed: bool) -> None:
         config = self._config
         self._loggers = Loggers(context, config, step if resumed else None, self._own_loggers)
-        self.progress = Progress(config.progress, title=self.title, total=config.total_timesteps, start=step)
+        self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
+
+    def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
+        """Print where the run's files are, how updates run, and which options were chosen for the task."""
+        self.progress.say(f"{self._title}: run directory {context.run_dir}")
+        self.progress.say(f"{self._title}: {engine}")
+        if chosen:
+            options = ", ".join(f"{name} {option_text(value)}" for name, value in chosen.items())
+            self.progress.say(f"chosen for this task, unless set: {options}")
 
     def close(self, step: int) -> None:
         self.progress.close(step)

@@ -15,12 +15,14 @@ from typing import Any, Protocol
 from rl_training.envs.remote import connect
 from rl_training.sweeps.plan import Job
 
+__all__ = ["Backend", "Processes", "Ray"]
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LAST_CALL = 60.0  # seconds a stopped run gets to save before it is ended
 
 
 class Backend(Protocol):
-    """Runs jobs by name; what became of each is said once."""
+    """Runs jobs; each job's end is reported once."""
 
     slots: int  # how many run at a time
 
@@ -40,7 +42,7 @@ class Backend(Protocol):
 
 
 class Processes:
-    """A process for each run: one that dies, of whatever, takes no other with it."""
+    """A process for each run, so that one that dies takes no other with it."""
 
     def __init__(self, slots: int, threads: int) -> None:
         self.slots = slots
@@ -143,7 +145,7 @@ class Ray:
 
 
 def _run_remote(job: Job, where: str) -> str:
-    """Paths that a config gives without a beginning are meant from where the sweep was started."""
+    """Run a job on a Ray node; relative paths of its config count from where the sweep was started."""
     from rl_training.sweeps.worker import run_job
 
     try:

@@ -20,7 +20,7 @@ __all__ = ["Carry", "OffPolicyLoop", "OffPolicyOptions", "ReplayOptions", "make_
 
 
 class ReplayOptions(AlgorithmOptions):
-    """When to act, store and learn. A new run spends at most a tenth of its steps on the warm-up, unless it is set."""
+    """When to act, store and learn. Unless it is set, the warm-up of a new run takes at most a tenth of its steps."""
 
     BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps")
 
@@ -49,7 +49,7 @@ class OffPolicyOptions(ReplayOptions):
 
 
 class Carry:
-    """What an agent carries from step to step of each environment, such as where its next plan starts."""
+    """The recurrent state of an agent, or what else it carries from step to step of each environment (N, ...)."""
 
     def __init__(self, agent: Learner, n: int) -> None:
         self._agent = agent

@@ -74,9 +74,8 @@ class OfflineLoop(Loop):
         self.data = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
         self._source: Source = self.data
         run.set_reference_returns(data.meta)
-        normalizer = getattr(agent, "normalizer", None)
-        if normalizer is not None:
-            normalizer.fit(data.obs.numpy())
+        if agent.normalizer is not None:
+            agent.normalizer.fit(data.obs.numpy())
 
     def expected_updates(self, total_timesteps: int) -> int:
         return total_timesteps

@@ -22,8 +22,11 @@ ROLLOUT = 2_048  # steps of a rollout over all environments, where the task deci
 
 
 class OnPolicyOptions(AlgorithmOptions):
-    """Rollouts and the passes over them. What suits a task differs most between boxes of actions, choices and images, so a new run
-    takes the options of ``BY_TASK`` from it; the defaults below are those of files that were saved without them."""
+    """Rollouts and the passes over them.
+
+    Good values differ most between vectors and images, so a new run takes the options of ``BY_TASK`` from its task; the defaults
+    below are what a file means that was saved without them.
+    """
 
     BY_TASK: ClassVar[tuple[str, ...]] = (
         "num_steps",
@@ -102,7 +105,7 @@ class OnPolicyLoop(OnlineLoop):
             yield
 
     def collect(self) -> None:
-        """Fill the rollout: on-policy actions, and the value of the true last observation where an episode was cut."""
+        """Fill the rollout with the policy's actions, and the value of the true last observation where an episode was cut."""
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
         rollout.clear()
