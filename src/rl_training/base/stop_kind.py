@@ -42,7 +42,7 @@ class StopKind(StrEnum):
 
 
 def recorded_stop_kind(metadata: Mapping[str, Any]) -> StopKind | None:
-    """The kind in a run's metadata; None while it runs. Files from before there was such a field have only the status line."""
+    """The kind in a run's metadata; None while it runs. Older files have no such field, but a status line."""
     if "stop_kind" in metadata:
         return None if metadata["stop_kind"] is None else StopKind(metadata["stop_kind"])
     status = str(metadata.get("status", ""))

@@ -36,7 +36,7 @@ class Clock:
 
     @classmethod
     def of(cls, config: TrainConfig, eval_interval: int | None, step: int) -> Clock:
-        """The config's intervals; where they are open, about a hundred log lines, twenty evaluations and checkpoints a run."""
+        """The config's intervals; by default a hundred log lines, twenty evaluations and twenty checkpoints a run."""
         total, twentieth = config.total_timesteps, max(1, config.total_timesteps // 20)
         return cls(
             step,

@@ -17,8 +17,8 @@ __all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "build_control_callba
 
 
 class EarlyStoppingConfig(Options):
-    """Stop when an evaluation metric has reached its target, or has stopped improving. Evaluations before the first update
-    do not count: nothing can have improved yet."""
+    """Stop when an evaluation metric has reached its target, or has stopped improving. Evaluations before the first
+    update do not count: nothing can have improved yet."""
 
     TITLE = "early_stopping"
     metric: str = opt("eval_return_mean", "the evaluation metric to watch")

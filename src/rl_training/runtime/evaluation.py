@@ -46,9 +46,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Play the same episodes every time for the same seed, so that evaluations of one run can be compared.
 
-    ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the environment has no
-    time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were. ``watch`` is shown the environment at
-    every observation.
+    ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the
+    environment has no time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were.
+    ``watch`` is shown the environment at every observation.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")

@@ -18,7 +18,7 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """Evaluates the agent of a run at most once a step, films it if the config says so, and keeps the best mean return."""
+    """Evaluates a run's agent, films it if the config says so, and knows the best mean return so far."""
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ def collect(
 ) -> TransitionDataset:
     """Record a number of steps, or of whole episodes, of an agent (None: of uniformly random actions).
 
-    The same seed gives the same data. ``most_steps`` ends the collection in any case. A stochastic policy is sampled from unless
-    ``deterministic``; a value-based one is greedy either way.
+    The same seed gives the same data. ``most_steps`` ends the collection in any case. A stochastic policy is sampled
+    from unless ``deterministic``; a value-based one is greedy either way.
     """
     if (steps is None) == (episodes is None):
         raise ValueError("say how many steps or how many episodes to collect, one of the two")

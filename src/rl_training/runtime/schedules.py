@@ -89,7 +89,7 @@ def apply_learning_rate_scale(optimizers: Iterable[Any], scale: float) -> float:
 
 
 class Schedules:
-    """The scheduled quantities of a run: the learning rate, and those of the learner's ``CONTROLS`` that have a schedule.
+    """The scheduled quantities of a run: the learning rate, and the learner's ``CONTROLS`` that have a schedule.
 
     ``values`` are those in force, which are reported as metrics.
     """
@@ -107,7 +107,7 @@ class Schedules:
                 self._plans.append((name, spec, options.schedule_steps(name, total_steps), 0))
 
     def apply(self, agent: Learner, step: int) -> None:
-        """Set every scheduled quantity to its value at this environment step, where that differs from the one in force."""
+        """Set every scheduled quantity to its value at this environment step, if that is not in force already."""
         for name, spec, steps, warmup in self._plans:
             value = resolve_schedule_value(spec, step=step, total_steps=steps, warmup_steps=warmup)
             if self.values.get(name) == value:

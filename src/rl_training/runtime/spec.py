@@ -94,7 +94,7 @@ class AlgorithmSpec:
         return get_entry(self.name)
 
     def options(self, config: TrainConfig) -> AlgorithmOptions:
-        """The algorithm's options, validated; the environment's too, so that every mistake shows before anything is made."""
+        """The algorithm's options, validated, and the environment's too: mistakes show before anything is made."""
         if config.algo != self.name:
             raise ConfigError(
                 [(("algo",), f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own")]
@@ -133,7 +133,7 @@ class AlgorithmSpec:
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory."""
         own = list(loggers or [])
         factory = self._checked(config, checkpoint_state, env, own)
         plan = self.blueprint(config, factory, network, config.device)
@@ -237,8 +237,8 @@ def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
     if spaces.unbounded:
         warnings.warn(
             f"the actions of {env_id} have no bounds in some dimensions {list(spaces.unbounded)} (or bounds "
-            f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms keep "
-            "them within [-1, 1]",
+            f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms "
+            "keep them within [-1, 1]",
             stacklevel=3,
         )
 
@@ -247,8 +247,8 @@ def _mention_own_env(state: CheckpointState, config: TrainConfig, env: EnvSource
     """The id of an environment that was given as an object may stand for another one."""
     if env is None and state.metadata.get("own_env"):
         warnings.warn(
-            f"this agent was trained on an environment of your own: pass it again (env=...), or it meets {config.env_id!r} as "
-            "it is registered",
+            "this agent was trained on an environment of your own: pass it again (env=...), or it meets "
+            f"{config.env_id!r} as it is registered",
             stacklevel=4,
         )
 

@@ -22,8 +22,8 @@ class TrainResult:
 
 @dataclass(slots=True)
 class TrainerState:
-    """What callbacks receive. ``request_stop`` ends the run at the next safe point: it saves, returns, and can be resumed
-    to its original total."""
+    """What callbacks receive. ``request_stop`` ends the run at the next safe point: it saves, returns, and can be
+    resumed to its original total."""
 
     algorithm: Any = None  # the learner
     run_dir: Path | None = None

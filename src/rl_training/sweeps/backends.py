@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run: processes of this machine, or a Ray cluster. Both run the same worker on the same files."""
+"""Backends of a sweep: processes of this machine, or a Ray cluster; both run the same worker."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class Processes:
 
 
 class Ray:
-    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost goes on elsewhere from its last
-    checkpoint, exactly."""
+    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost resumes elsewhere, exactly,
+    from its last checkpoint."""
 
     RETRIES = 20  # nodes a run may lose
 
@@ -151,5 +151,6 @@ def _run_remote(job: Job, where: str) -> str:
     try:
         os.chdir(where)
     except OSError:
-        return f"{where}, where the sweep was started, is not there on another node; give an absolute --output-dir that all share"
+        problem = f"{where}, where the sweep was started, is not there on another node"
+        return f"{problem}; give an absolute --output-dir that all share"
     return run_job(job)

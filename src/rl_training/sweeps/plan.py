@@ -81,7 +81,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
-    """Name and values from ``name=a,b``, read as YAML; a list stands in brackets: ``hidden_sizes=[64,64],[256,256]``."""
+    """Name and values from ``name=a,b``, read as YAML; lists stand in brackets: ``hidden_sizes=[64,64],[256]``."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -100,7 +100,7 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def label_of(chosen: Mapping[str, Any], names: Sequence[str]) -> str:
-    """A label such as ``learning_rate=0.001,gamma=0.9``, short enough for a file name; ``default`` if nothing was chosen."""
+    """A label such as ``learning_rate=0.001,gamma=0.9`` for file names; ``default`` if nothing was chosen."""
     ends = [name.rsplit(".", 1)[-1] for name in names]
     parts = [
         f"{end if ends.count(end) == 1 else name}={_shown(chosen[name])}"

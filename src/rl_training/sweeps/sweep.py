@@ -80,7 +80,7 @@ def run_jobs(jobs: Sequence[Job], backend: Backend, *, stream: TextIO | None = N
 
 
 def run_feed(source: Feed, backend: Backend, table: JobTable, statuses: dict[str, JobStatus]) -> None:
-    """Start jobs from the source while the backend has room, and watch them, until the source is empty or a signal arrives."""
+    """Start jobs while the backend has room, and watch them, until no more come or a signal arrives."""
     running: dict[str, Job] = {}
     looked = 0.0
     stopped = threading.Event()
@@ -183,7 +183,8 @@ class JobTable:
             left = (job.total - now.step) / now.rate if now.rate > 0 else math.inf
             grid.add_row(
                 job.short, now.state, _percent(job, now), short(now.rate) if going and now.rate else "",
-                short(now.last_return) if now.last_return is not None else "", clock(left) if going else "", style=style,
+                short(now.last_return) if now.last_return is not None else "", clock(left) if going else "",
+                style=style,
             )  # fmt: skip
         return grid
 

@@ -28,7 +28,7 @@ class Loop(Stateful):
 
     @property
     def mid_step(self) -> bool:
-        """Whether this ``yield`` is in the middle of a step's work: the run may stop here, but neither evaluate nor log."""
+        """Whether this ``yield`` is in the middle of a step's work, where a run may stop but not evaluate or log."""
         return False
 
     def expected_updates(self, total_timesteps: int) -> int:
@@ -62,8 +62,8 @@ class OnlineLoop(Loop):
             self.cut(self.collector.lost, self.collector.lost_at)
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
-        """Hook: the environments where ``lost`` (N,) is set could not be rebuilt on resume, so their episodes ended at ``obs``
-        (N, ...); whatever is carried from step to step of an episode must begin anew."""
+        """Hook: the environments where ``lost`` (N,) is set could not be rebuilt on resume, so their episodes ended at
+        ``obs`` (N, ...); whatever is carried from step to step of an episode must begin anew."""
 
     def metrics(self) -> dict[str, float]:
         return self.collector.metrics()

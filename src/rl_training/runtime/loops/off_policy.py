@@ -153,7 +153,7 @@ class OffPolicyLoop(OnlineLoop):
         self.carry.renew(lost)
 
     def prepare(self) -> Iterator[None]:
-        """Hook: work before the updates of a step; at each ``yield`` the run may stop, and resume in the middle of it."""
+        """Hook: work before the updates of a step; at each ``yield`` a run may stop, and resume there."""
         return iter(())
 
     def learn(self, rounds: int) -> None:

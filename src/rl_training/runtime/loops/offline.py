@@ -92,7 +92,7 @@ class OfflineLoop(Loop):
             yield
 
     def prepare(self) -> Iterator[None]:
-        """Hook: work before the update of a step; at each ``yield`` the run may stop, and resume in the middle of it."""
+        """Hook: work before the update of a step; at each ``yield`` a run may stop, and resume there."""
         return iter(())
 
     def metrics(self) -> dict[str, float]:

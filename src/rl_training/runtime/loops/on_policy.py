@@ -24,8 +24,8 @@ ROLLOUT = 2_048  # steps of a rollout over all environments, where the task deci
 class OnPolicyOptions(AlgorithmOptions):
     """Rollouts and the passes over them.
 
-    Good values differ most between vectors and images, so a new run takes the options of ``BY_TASK`` from its task; the defaults
-    below are what a file means that was saved without them.
+    Good values differ most between vectors and images, so a new run takes the options of ``BY_TASK`` from its task;
+    the defaults below are what a file means that was saved without them.
     """
 
     BY_TASK: ClassVar[tuple[str, ...]] = (
@@ -105,7 +105,7 @@ class OnPolicyLoop(OnlineLoop):
             yield
 
     def collect(self) -> None:
-        """Fill the rollout with the policy's actions, and the value of the true last observation where an episode was cut."""
+        """Fill the rollout; where an episode was cut, with the value of its true last observation."""
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
         rollout.clear()
@@ -122,8 +122,9 @@ class OnPolicyLoop(OnlineLoop):
             if scaler is not None:
                 rewards = scaler(rewards, np.maximum(step.terminated, step.truncated))
             rollout.add(
-                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"], rewards=rewards,
-                values=extras["values"], terminated=step.terminated, truncated=step.truncated, final_values=final_values,
+                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"],
+                rewards=rewards, values=extras["values"], terminated=step.terminated, truncated=step.truncated,
+                final_values=final_values,
             )  # fmt: skip
             self.on_row_stored(t, step)
             run.step += n
