@@ -68,8 +68,13 @@ def test_random_streams_differ_by_name_and_repeat_by_seed():
 # ---- the clock
 
 
+def clock_of(total, log=None, save=None, evaluate=None):
+    config = TrainConfig(algo="ppo", env_id="x", total_timesteps=total, log_interval=log, checkpoint_interval=save)
+    return Clock(config, evaluate, 0)
+
+
 def test_a_clock_fires_what_was_crossed_since_the_last_call():
-    clock = Clock(0, 100, log_every=10, save_every=30, eval_every=25)
+    clock = clock_of(100, log=10, save=30, evaluate=25)
     assert clock.next_step == 1  # the progress bar moves a tenth of a log interval at a time
     assert clock.due(9) == Due(evaluate=False, log=False, save=False)
     assert clock.due(31) == Due(evaluate=True, log=True, save=True)
@@ -77,29 +82,29 @@ def test_a_clock_fires_what_was_crossed_since_the_last_call():
 
 
 def test_at_the_total_a_clock_only_logs():
-    clock = Clock(0, 100, log_every=1_000, save_every=100, eval_every=100)
+    clock = clock_of(100, log=1_000, save=100, evaluate=100)
     assert clock.next_step == 100
     assert clock.due(100) == Due(evaluate=False, log=True, save=False)
 
 
 def test_an_evaluation_interval_of_zero_never_fires_on_the_way():
-    clock = Clock(0, 100, log_every=10, save_every=10, eval_every=0)
+    clock = clock_of(100, log=10, save=10, evaluate=0)
     assert not any(clock.due(step).evaluate for step in range(1, 101))
 
 
 def test_open_intervals_are_a_hundredth_and_a_twentieth_of_the_run():
-    clock = Clock.of(TrainConfig(algo="ppo", env_id="x", total_timesteps=1_000), None, 0)
+    clock = clock_of(1_000)
     fired = [clock.due(step) for step in range(1, 1_001)]
     assert [sum(kind) for kind in zip(*fired)] == [19, 100, 19]  # the end itself evaluates and saves
 
 
 @given(st.integers(1, 30), st.integers(0, 30), st.lists(st.integers(1, 20), min_size=1, max_size=30))
-def test_before_the_next_step_nothing_is_ever_due(log_every, eval_every, moves):
-    clock, step = Clock(0, 10_000, log_every=log_every, save_every=7, eval_every=eval_every), 0
+def test_before_the_next_step_nothing_is_ever_due(log, evaluate, moves):
+    clock, step = clock_of(10_000, log=log, save=7, evaluate=evaluate), 0
     for move in moves:
         following, before, step = clock.next_step, step, step + move
         due = clock.due(step)
-        assert due.log == bool(crossings(before, step, log_every)) and due.save == bool(crossings(before, step, 7))
+        assert due.log == bool(crossings(before, step, log)) and due.save == bool(crossings(before, step, 7))
         assert not any(due) or following <= step
 
 
@@ -166,7 +171,7 @@ def test_budgets_stop_at_their_number_and_not_before():
         trainer = TrainerState()
         stopping = Stopping(trainer, **limits)
         setattr(counters, name, 1)
-        assert not stopping.check_budgets(counters) and not stopping.requested
+        assert not stopping.check_budgets(counters) and not trainer.should_stop
         setattr(counters, name, 2)
         assert stopping.check_budgets(counters) and trainer.stop_kind is StopKind.BUDGET
         assert trainer.stop_reason == f"{next(iter(limits))}=2 reached"

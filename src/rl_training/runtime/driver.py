@@ -36,7 +36,7 @@ class Driver:
         self._run, self._loop, self._context = run, loop, context
         self._total = run.config.total_timesteps
         self._saver = Saver(context, run.config, own_env=not isinstance(run.factory.source, str))
-        self._evaluator = Evaluator(run.config, run.factory, context.videos_dir, on_video_failure=run.announce)
+        self._evaluator = Evaluator(run.config, run.factory, context.videos_dir, run.announce)
         run.trainer.algorithm, run.trainer.run_dir = loop.agent, context.run_dir
 
     def drive(self, checkpoint: CheckpointState | None = None) -> TrainResult:
@@ -46,7 +46,7 @@ class Driver:
         with (
             lock_folder(context.run_dir),
             run.engine.running(),
-            stop_signals(self._on_signal, lambda: run.stopping.requested),
+            stop_signals(self._on_signal, lambda: run.trainer.should_stop),
         ):
             runs.drop_later_checkpoints(context, run.step)
             runs.write_config(context, run.config)  # a resumed run may have been given another total
@@ -59,12 +59,12 @@ class Driver:
                 return self._conclude()
 
     def _iterate(self) -> None:
-        run, loop = self._run, self._loop
-        clock = Clock.of(run.config, run.options.eval_interval, run.step)
+        run, loop, trainer = self._run, self._loop, self._run.trainer
+        clock = Clock(run.config, run.options.eval_interval, run.step)
         if run.stopping.check_budgets(run) or run.step >= self._total:
             return
         for _ in loop:
-            if (run.step < clock.next_step or loop.mid_step) and not run.stopping.requested:
+            if (run.step < clock.next_step or loop.mid_step) and not trainer.should_stop:
                 continue
             due = clock.due(run.step)
             if due.evaluate:
@@ -74,13 +74,13 @@ class Driver:
             if due.save:  # after the evaluation: what callbacks make of it is saved too
                 self._saver.save(loop, run, self._evaluator.best)
             run.reporter.progress.tick(run.step)
-            if run.stopping.requested or run.step >= self._total:
+            if trainer.should_stop or run.step >= self._total:
                 return
 
     def _conclude(self) -> TrainResult:
         """The last evaluation and checkpoint, and the result."""
         run, evaluator = self._run, self._evaluator
-        if run.step >= self._total or not run.stopping.requested:
+        if run.step >= self._total or not run.trainer.should_stop:
             self._evaluate()
         path = self._saver.save(self._loop, run, evaluator.best)
         if not evaluator.metrics:  # stopped before the first evaluation

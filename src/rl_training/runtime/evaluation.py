@@ -91,11 +91,11 @@ class _Player:
         name: str,
         seed: int,
         deterministic: bool,
-        most_steps: int | None,
+        limit: int | None,
         watch: Watch | None,
     ) -> None:
         self._agent, self._env, self._name, self._seed = agent, env, name, seed
-        self._deterministic, self._most_steps, self._watch = deterministic, most_steps, watch
+        self._deterministic, self._limit, self._watch = deterministic, limit, watch
         self._rng, self._spaces = np.random.default_rng((seed, EVALUATION)), Spaces.of(env)
         self._checks = Checks(self._spaces)
         self.longest = LONGEST if has_time_limit(env) else UNLIMITED
@@ -118,8 +118,8 @@ class _Player:
             total, length, done = total + reward, length + 1, terminated or truncated
             if self._watch is not None:
                 self._watch(episode, self._env, obs)
-            cut = not done and length >= self.longest and length != self._most_steps
-            done = done or cut or length == self._most_steps
+            cut = not done and length >= self.longest and length != self._limit
+            done = done or cut or length == self._limit
         return total, length, cut
 
     def _reset(self, seed: int) -> Any:

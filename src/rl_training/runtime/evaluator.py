@@ -17,21 +17,15 @@ from rl_training.runtime.evaluation import evaluate, scored
 __all__ = ["Evaluator"]
 
 
+Announce = Callable[[str], None]
+
+
 class Evaluator:
     """Evaluates a run's agent, films it if the config says so, and knows the best mean return so far."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        factory: EnvFactory,
-        videos_dir: Path,
-        *,
-        best: float | None = None,
-        on_video_failure: Callable[[str], None] | None = None,
-    ) -> None:
-        self._config, self._factory, self._videos_dir = config, factory, videos_dir
-        self._on_video_failure = on_video_failure
-        self.best = best  # mean return of the best evaluation so far
+    def __init__(self, config: TrainConfig, factory: EnvFactory, videos_dir: Path, announce: Announce) -> None:
+        self._config, self._factory, self._videos_dir, self._announce = config, factory, videos_dir, announce
+        self.best: float | None = None  # mean return of the best evaluation so far
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.step = -1  # of the last evaluation
 
@@ -51,4 +45,4 @@ class Evaluator:
         if not self._config.record_video:
             return None
         path = self._videos_dir / f"step_{step:010d}{video_suffix()}"
-        return Film(path, episodes=self._config.record_video, on_failure=self._on_video_failure)
+        return Film(path, episodes=self._config.record_video, on_failure=self._announce)

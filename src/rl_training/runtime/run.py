@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Run(Counters):
         device: torch.device,
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
-        chosen: dict[str, Any] | None = None,
+        chosen: Mapping[str, Any] = {},
     ) -> None:
         """``chosen``: options that were taken from the task, which are announced at the start."""
         super().__init__(config.seed)
@@ -55,7 +55,7 @@ class Run(Counters):
             self.callbacks.hooks("on_update_end"),
             self.callbacks.hooks("on_collect_end"),
         )
-        self.options, self.chosen = options, chosen or {}
+        self.options, self.chosen = options, chosen
         self.trainer = TrainerState()
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
         self.reporter = Reporter(config, loggers)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Saver", "TrainingFailure", "restore"]
 
 
+State = dict[str, Any]
+
+
 class TrainingFailure(RuntimeError):
     """Training cannot go on; the last good checkpoint stays."""
 
@@ -51,26 +54,15 @@ class Saver:
         """The agent alone: it can be evaluated, not resumed."""
         self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, best_eval)
 
-    def _write(
-        self,
-        path: Path,
-        agent: dict[str, Any],
-        buffers: dict[str, Any] | None,
-        run: Counters,
-        best_eval: float | None,
-    ) -> None:
+    def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, best_eval: float | None) -> None:
         bad = first_nonfinite(agent)
         if bad:
             raise self.failure(f"{bad} is not finite at step {run.step}")
-        metadata = {
-            "algo": self._config.algo,
-            "env_id": self._config.env_id,
-            "step": run.step,
-            "saved": time.time(),
-            "own_env": self._own_env,
-            "best_eval": best_eval,  # no part of the state: it depends on when evaluations happened
-        }
-        state = CheckpointState(agent, buffers, run.state_dict(), self._config.plain(), metadata)
+        config = self._config
+        facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
+        # the best evaluation is no part of the state: it depends on when evaluations happened
+        metadata = {**facts, "own_env": self._own_env, "best_eval": best_eval}
+        state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)
         except OSError as error:

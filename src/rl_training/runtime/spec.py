@@ -117,6 +117,7 @@ class AlgorithmSpec:
         return with_options(config, self.chosen(config, EnvFactory(config.env_id, config.env_kwargs).spaces()))
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
+        """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
         spaces = factory.spaces()
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)

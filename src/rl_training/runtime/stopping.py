@@ -23,10 +23,6 @@ class Stopping:
         self.max_updates: float = math.inf if max_updates is None else max_updates
         self.max_epochs: float = math.inf if max_epochs is None else max_epochs
 
-    @property
-    def requested(self) -> bool:
-        return self._trainer.should_stop
-
     def check_budgets(self, counters: Counters) -> bool:
         """Request a stop if as many updates or epochs as are allowed have been made; True if so."""
         if counters.update_count >= self.max_updates:
