@@ -126,11 +126,11 @@ def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_directory(tiny):
-    from rl_training.base.files import InUse, held
+    from rl_training.base.files import InUse, lock_folder
     from rl_training.runtime.workflows import resume_training
 
     result = get_algorithm_spec("ppo").train(tiny("ppo"))
-    with held(result.run_dir), pytest.raises(InUse, match="in use by another process"):
+    with lock_folder(result.run_dir), pytest.raises(InUse, match="in use by another process"):
         resume_training(result.run_dir, total_timesteps=256)
 
 

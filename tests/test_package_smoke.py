@@ -106,7 +106,7 @@ def test_folders_do_without_these_libraries(folder):
 
 
 def test_loops_and_run_know_no_algorithm():
-    names = ("run", "spec", "workflows", "evaluation", "experience")
+    names = ("run", "driver", "saving", "schedules", "spec", "workflows", "evaluation", "evaluator", "experience")
     loops = [PACKAGE / "runtime" / "loops" / f"{name}.py" for name in ("base", "on_policy", "off_policy", "offline")]
     for path in [*(PACKAGE / "runtime" / f"{name}.py" for name in names), *loops, PACKAGE / "envs" / "collector.py"]:
         name, text = path.stem, path.read_text().lower()

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from rl_training.base.files import held
+from rl_training.base.files import lock_folder
 from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
-from rl_training.sweeps.plan import combinations, label_of, last_lines, make_job, parse_seeds, parse_values, standing
+from rl_training.sweeps.plan import combinations, job_status, label_of, last_lines, make_job, parse_seeds, parse_values
 from toys import same_end
 
 
@@ -134,7 +134,7 @@ def test_mistakes_show_before_anything_starts(config_file, tmp_path, capsys, wor
 
 def test_a_folder_that_another_sweep_is_at_work_in_is_left_alone(config_file, tmp_path, capsys):
     (tmp_path / "s").mkdir()
-    with held(tmp_path / "s"):
+    with lock_folder(tmp_path / "s"):
         assert main(["sweep", "--config", config_file(), "--name", "s"]) == 1
     assert "s is in use by another process" in capsys.readouterr().err
     assert not list(tmp_path.glob("s/ppo__*"))
@@ -176,7 +176,7 @@ def test_a_run_that_stopped_before_it_saved_anything_starts_anew(tiny, tmp_path)
     job = make_job(tiny("ppo", num_envs=2), tmp_path / "s", "default")
     (job.run_dir / "checkpoints").mkdir(parents=True)
     (job.run_dir / "metrics.jsonl").write_text('{"step": 7, "ti')
-    assert standing(job).state == "waiting"
+    assert job_status(job).state == "waiting"
     assert run_job(job) == ""
-    assert standing(job).state == "finished" and standing(job).step >= 128
+    assert job_status(job).state == "finished" and job_status(job).step >= 128
     assert load_checkpoint(next(job.run_dir.glob("checkpoints/step_*"))).trainer_state["step"] >= 128

@@ -15,7 +15,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml
 from rl_training.experiment.yaml_config import apply_overrides
-from rl_training.sweeps.plan import Standing
+from rl_training.sweeps.plan import JobStatus
 from rl_training.sweeps.space import Range, chosen, distributions, read_space
 from rl_training.sweeps.tune import Evaluations, TrialFeed, conclude, open_study
 from toys import SMOKE
@@ -122,12 +122,12 @@ def test_a_trial_is_the_mean_over_its_seeds_and_a_lagging_one_is_stopped(study, 
             play(job, {50: -9.0 if lagging else value + trial, 100: value + trial})
         assert feed.look(jobs[0]) is not lagging
         for job in jobs:
-            feed.ended(job, Standing("interrupted" if lagging else "finished"))
+            feed.ended(job, JobStatus("interrupted" if lagging else "finished"))
     assert [trial.value for trial in made.trials][:6] == [2.0 + trial for trial in range(6)]
     assert made.trials[6].state.name == "PRUNED"
     assert made.trials[3].intermediate_values == {50: 5.0, 100: 5.0}
     job = feed.next()
-    feed.ended(job, Standing("failed", error="no wheel"))
+    feed.ended(job, JobStatus("failed", error="no wheel"))
     assert made.trials[7].state.name == "FAIL" and feed.over and feed.next() is None
     outcome = conclude(made, space, tmp_path / "t", configure)
     assert outcome.value == 7.0 and outcome.number == 5 and outcome.errors == ["trial 7: no wheel"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
+from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
 FORMAT = 1
@@ -77,21 +78,31 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """finished, finished without an update, running, stopped: why, or failed."""
+        """finished, finished without an update, running, stopped: why, or failed; for people."""
         return str(self.metadata.get("status", "unknown"))
 
     @property
+    def stop_kind(self) -> StopKind | None:
+        """How the run ended; None while it runs."""
+        return recorded_stop_kind(self.metadata)
+
+    @property
+    def outcome(self) -> str:
+        """The status without its reason."""
+        return self.status if self.stop_kind is None else self.stop_kind.outcome
+
+    @property
     def finished(self) -> bool:
-        return self.status.startswith("finished")
+        return self.stop_kind is not None and self.stop_kind.reached_total
 
     @property
     def untrained(self) -> bool:
         """Whether the run came to its end and learned nothing."""
-        return self.finished and self.status != "finished"
+        return self.stop_kind is StopKind.UNTRAINED
 
     @property
     def failed(self) -> bool:
-        return self.status == "failed"
+        return self.stop_kind is StopKind.FAILED
 
     @property
     def step(self) -> int:

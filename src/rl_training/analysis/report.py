@@ -95,7 +95,7 @@ def build(
             for row, group in zip(env["rows"], env["data"]["groups"]):
                 row["style"] = group["style"] = labels.index(group["label"])
     names = {run.path: s.group.label for board in boards.values() for s in board for run in s.group.runs}
-    states = Counter(run.status.split(":")[0] for run in runs)
+    states = Counter(run.outcome for run in runs)
     context = {
         "title": title or _title(runs),
         "made": made if made is not None else time.strftime("%Y-%m-%d %H:%M"),
@@ -282,7 +282,7 @@ def _run_row(run: RunRecord, label: str) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "heard": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.updated)) if run.updated else "",
-        "state": "untrained" if run.untrained else run.status.split(":")[0],
+        "state": "untrained" if run.untrained else run.outcome,
         "step": run.step,
         "final": run.metrics.final,
         "evaluations": len(run.metrics.evaluations.steps),

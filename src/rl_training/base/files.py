@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process has at a time."""
+"""Files that are written whole or not at all, and folders that one process locks at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class InUse(RuntimeError):
 
 
 @contextlib.contextmanager
-def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """The folder for this process alone, after waiting so many seconds for another to let go."""
+def lock_folder(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Lock a folder for this process alone, waiting at most ``patience`` seconds for another to release it."""
     from filelock import FileLock, Timeout
 
     try:

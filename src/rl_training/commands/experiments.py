@@ -14,7 +14,7 @@ from rl_training.commands.flags import config_flags, count, resolved
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.sweeps.backends import Backend
-    from rl_training.sweeps.plan import Standing
+    from rl_training.sweeps.plan import JobStatus
 
 
 def add(command: Callable) -> None:
@@ -55,7 +55,7 @@ def _backend(args: argparse.Namespace) -> Backend:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from rl_training.base.files import held
+    from rl_training.base.files import lock_folder
     from rl_training.sweeps.plan import combinations, label_of, make_job, open_sweep, parse_seeds, parse_values
     from rl_training.sweeps.sweep import Interrupted, run_jobs
 
@@ -71,20 +71,20 @@ def _sweep(args: argparse.Namespace) -> int:
             jobs.append(make_job(config, folder, label_of(chosen, list(values))))
     open_sweep(folder, jobs)
     try:
-        with held(folder):
-            standings = run_jobs(jobs, _backend(args))
+        with lock_folder(folder):
+            statuses = run_jobs(jobs, _backend(args))
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
         return 130
-    return _conclude(folder, standings)
+    return _conclude(folder, statuses)
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from rl_training.base.files import held
+    from rl_training.base.files import lock_folder
     from rl_training.experiment.yaml_config import parse_override
     from rl_training.sweeps.plan import parse_seeds
     from rl_training.sweeps.space import Range, read_space
-    from rl_training.sweeps.sweep import Interrupted, Table, feed
+    from rl_training.sweeps.sweep import Interrupted, JobTable, run_feed
     from rl_training.sweeps.tune import TrialFeed, conclude, open_study
 
     if args.trials < 1:
@@ -105,9 +105,9 @@ def _tune(args: argparse.Namespace) -> int:
         return resolved(args, {**fixed, **options})
 
     try:
-        with held(folder):
+        with lock_folder(folder):
             source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
-            feed(source, _backend(args), Table([], sys.stderr), {})
+            run_feed(source, _backend(args), JobTable([], sys.stderr), {})
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
         return 130
@@ -140,11 +140,11 @@ def _folder(args: argparse.Namespace, base: TrainConfig, kind: str) -> Path:
     return base.output_dir / (args.name or f"{kind}__{base.algo}__{base.env_id.replace('/', '-').replace(':', '-')}")
 
 
-def _conclude(folder: Path, standings: dict[str, Standing]) -> int:
-    from rl_training.sweeps.sweep import summary
+def _conclude(folder: Path, statuses: dict[str, JobStatus]) -> int:
+    from rl_training.sweeps.sweep import state_counts
 
-    failed = {name: now.error for name, now in standings.items() if now.state == "failed"}
-    print(f"{summary(standings)} in {folder}")
+    failed = {name: now.error for name, now in statuses.items() if now.state == "failed"}
+    print(f"{state_counts(statuses)} in {folder}")
     for name, error in failed.items():
         print(f"failed  {name}: {error}")
     if failed:

@@ -86,5 +86,4 @@ def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
 
 def _reason(run_dir: Path) -> str:
     """Why a run ended before its total."""
-    status = json.loads((run_dir / "metadata.json").read_text())["status"]
-    return status.removeprefix("stopped: ")
+    return str(json.loads((run_dir / "metadata.json").read_text())["stop_reason"])

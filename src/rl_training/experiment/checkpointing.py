@@ -97,7 +97,7 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
 
 
 @contextlib.contextmanager
-def fitting() -> Iterator[None]:
+def raise_on_mismatch() -> Iterator[None]:
     """Turns the errors of loading a state into something of another shape into one that says so."""
     try:
         yield

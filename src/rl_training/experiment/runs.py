@@ -25,8 +25,6 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 
-UNTRAINED = "finished without an update"  # the status of a run that came to its end and learned nothing
-
 
 @dataclass(frozen=True)
 class RunContext:

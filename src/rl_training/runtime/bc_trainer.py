@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rl_training.algorithms.base import Learner
 from rl_training.algorithms.bc import BC
 from rl_training.base.options import Sizes, opt
-from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.prior_data import build_dataset
 from rl_training.models.heads import Point, SquashedGaussian
 from rl_training.models.mlp_policy import MLPPolicy
 from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
+from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 
@@ -30,8 +32,9 @@ class BCOptions(OfflineOptions):
 
 
 class BCLoop(OfflineLoop):
-    def select(self, data: TransitionDataset) -> TransitionDataset:
-        return data if self._cfg.best_fraction == 1 else data.best(self._cfg.best_fraction)
+    def __init__(self, run: Run, agent: Learner, cfg: BCOptions) -> None:
+        data = build_dataset(cfg, run.factory, run.spaces)
+        super().__init__(run, agent, cfg, data=data if cfg.best_fraction == 1 else data.best(cfg.best_fraction))
 
 
 def build(cfg: BCOptions, plan: Blueprint) -> BC:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import UpdateResult
     from rl_training.runtime.collector import CollectResult
     from rl_training.runtime.trainer import TrainerState, TrainResult
+
+__all__ = ["Callback", "CallbackList"]
 
 
 class Callback:
@@ -25,7 +27,30 @@ class Callback:
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None: ...
 
 
-def listeners(callbacks: list[Callback], hook: str) -> list[Callable[..., Any]]:
-    """The bound hooks that somebody overrides."""
-    plain = getattr(Callback, hook)
-    return [getattr(cb, hook) for cb in callbacks if hasattr(cb, hook) and getattr(type(cb), hook, None) is not plain]
+class CallbackList:
+    """The callbacks of a run: their overridden hooks, and the states of those that have one, by position and type."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = list(callbacks)
+        self._stateful: dict[str, Any] = {
+            f"{i}:{type(cb).__name__}": cb for i, cb in enumerate(callbacks) if hasattr(cb, "state_dict")
+        }
+
+    def hooks(self, name: str) -> list[Callable[..., None]]:
+        """The bound hooks of this name that somebody overrides."""
+        plain = getattr(Callback, name)
+        return [
+            getattr(c, name) for c in self._callbacks if getattr(type(c), name, None) is not plain and hasattr(c, name)
+        ]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        for hook in self.hooks(name):
+            hook(*arguments)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: cb.state_dict() for name, cb in self._stateful.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, cb in self._stateful.items():
+            if name in state:
+                cb.load_state_dict(state[name])

@@ -1,4 +1,4 @@
-"""Steps environments, and can rebuild them exactly on resume."""
+"""What callbacks receive after environment steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+__all__ = ["CollectResult"]
+
 
 @dataclass(slots=True)
 class CollectResult:
-    """What callbacks hear about collected experience."""
+    """Counts, episode metrics and last observations of the steps just taken."""
 
     num_env_steps: int
     num_episodes: int

@@ -8,14 +8,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rl_training.base.options import Options, opt
+from rl_training.base.stop_kind import StopKind
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
 
+__all__ = ["EarlyStoppingCallback", "EarlyStoppingConfig", "build_control_callbacks"]
+
 
 class EarlyStoppingConfig(Options):
-    """Stop when an evaluation metric has reached its target, or has stopped improving. Evaluations before the first update
-    do not count: nothing can have improved yet."""
+    """Stop when an evaluation metric has reached its target, or has stopped improving. Evaluations before the first
+    update do not count: nothing can have improved yet."""
 
     TITLE = "early_stopping"
     metric: str = opt("eval_return_mean", "the evaluation metric to watch")
@@ -27,6 +30,8 @@ class EarlyStoppingConfig(Options):
 
 
 class EarlyStoppingCallback(Callback):
+    """Watches one evaluation metric and requests a stop."""
+
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
         self.best: float | None = None
@@ -47,9 +52,9 @@ class EarlyStoppingCallback(Callback):
         if trainer.global_step < config.min_steps:
             return
         if config.target_value is not None and sign * (value - config.target_value) >= 0:
-            trainer.request_stop(f"{config.metric} {value:g} reached its target {config.target_value:g}")
+            _stop(trainer, f"{config.metric} {value:g} reached its target {config.target_value:g}")
         elif self.waited >= config.patience:
-            trainer.request_stop(f"{config.metric} has not improved for {self.waited} evaluations (best {self.best:g})")
+            _stop(trainer, f"{config.metric} has not improved for {self.waited} evaluations (best {self.best:g})")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}
@@ -58,8 +63,15 @@ class EarlyStoppingCallback(Callback):
         self.best, self.waited = state["best"], state["waited"]
 
 
+def _stop(trainer: TrainerState, reason: str) -> None:
+    if isinstance(trainer, TrainerState):
+        trainer.request_stop(reason, StopKind.EARLY)
+    else:  # whatever has request_stop(reason) may be given
+        trainer.request_stop(reason)
+
+
 def build_control_callbacks(train_config: TrainConfig) -> list[Callback]:
-    """The callbacks that ``algo_kwargs`` asks for."""
+    """The callbacks that ``algo_kwargs`` configures."""
     payload = train_config.algo_kwargs.get("early_stopping")
     if payload is None:
         return []

@@ -12,12 +12,13 @@ from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.value_learner import ValueLearner
 from rl_training.base.options import Sizes, opt
-from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
+from rl_training.data import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import Batch
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
-from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
 from rl_training.runtime.options import Schedule
+from rl_training.runtime.run import Run
 from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, resolve_schedule_value
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 from rl_training.runtime.trainer import TrainResult
@@ -156,13 +157,14 @@ class FQFOptions(QRDQNOptions):
 class ValueLoop(OffPolicyLoop):
     """The off-policy loop with returns over several steps and prioritized replay."""
 
-    def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
-        cfg = self._cfg
-        options |= {"n_step": cfg.n_step, "gamma": cfg.gamma}
+    def __init__(self, run: Run, agent: ValueLearner, cfg: DQNOptions) -> None:
+        windows: dict[str, Any] = {"n_step": cfg.n_step, "gamma": cfg.gamma}
         if cfg.prioritized:
-            kind, options = PrioritizedReplayBuffer, {**options, "alpha": cfg.priority_alpha}
+            replay = make_replay(run, cfg, PrioritizedReplayBuffer, alpha=cfg.priority_alpha, **windows)
+        else:
+            replay = make_replay(run, cfg, **windows)
+        super().__init__(run, agent, cfg, replay=replay)
         self._beta = ScheduleSpec("linear", cfg.priority_beta, 1.0) if cfg.prioritized else None
-        return super().make_replay(kind, **options)
 
     def draw(self) -> Batch:
         if self._beta is None:

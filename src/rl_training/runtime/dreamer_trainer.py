@@ -45,23 +45,23 @@ class DreamerOptions(ReplayOptions):
     entropy_coef_schedule: Schedule = opt(None, "schedule of entropy_coef: {type, start, end}")
 
 
+def make_sequences(run: Run, cfg: DreamerOptions) -> RecurrentReplayBuffer:
+    """A buffer of the run's observations in sequences."""
+    spaces = run.spaces
+    longest = 2 * run.config.total_timesteps + run.config.num_envs * (cfg.sequence_length + 2)  # of one-step episodes
+    try:
+        return RecurrentReplayBuffer(
+            min(cfg.buffer_capacity, longest), run.config.num_envs, spaces.obs_shape, cfg.sequence_length,
+            spaces.obs_dtype, spaces.action_shape, spaces.action_dtype, run.device, rng=run.rng("replay"),
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError([(("algo_kwargs", "buffer_capacity"), str(error))]) from None
+
+
 class DreamerLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: DreamerOptions) -> None:
-        super().__init__(run, agent, cfg)
+        super().__init__(run, agent, cfg, replay=make_sequences(run, cfg))  # type: ignore[arg-type]
         self._starts = max(cfg.learning_starts, (cfg.sequence_length + 1) * run.config.num_envs)
-
-    def make_replay(self, kind: Any = None, **options: Any) -> Any:
-        run, cfg, spaces = self._run, self._cfg, self._run.spaces
-        longest = 2 * run.config.total_timesteps + run.config.num_envs * (
-            cfg.sequence_length + 2
-        )  # of one-step episodes
-        try:
-            return RecurrentReplayBuffer(
-                min(cfg.buffer_capacity, longest), run.config.num_envs, spaces.obs_shape, cfg.sequence_length,
-                spaces.obs_dtype, spaces.action_shape, spaces.action_dtype, run.device, rng=run.rng("replay"),
-            )  # fmt: skip
-        except ValueError as error:
-            raise ConfigError([(("algo_kwargs", "buffer_capacity"), str(error))]) from None
 
     def expected_updates(self, total_timesteps: int) -> int:
         each = max(self._cfg.world_model_updates, self._cfg.actor_critic_updates)
@@ -70,7 +70,7 @@ class DreamerLoop(OffPolicyLoop):
     def __iter__(self) -> Any:
         shape = self._run.spaces.obs_shape
         if len(shape) == 3 and (shape[1], shape[2]) != (sides := (padded(shape[1]), padded(shape[2]))):
-            self._run.say(
+            self._run.announce(
                 f"pictures of {shape[1]} x {shape[2]} are resized to {sides[0]} x {sides[1]} for the world model"
             )
         yield from super().__iter__()
@@ -81,7 +81,7 @@ class DreamerLoop(OffPolicyLoop):
             for k in range(max(cfg.world_model_updates, cfg.actor_critic_updates)):
                 if run.budget_spent:
                     return
-                run.updated(self._update(k < cfg.world_model_updates, k < cfg.actor_critic_updates))
+                run.record_update(self._update(k < cfg.world_model_updates, k < cfg.actor_critic_updates))
             run.end_epoch()
 
     def _update(self, world: bool, behaviour: bool) -> UpdateResult:

@@ -17,14 +17,17 @@ from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
+__all__ = ["LONGEST", "UNLIMITED", "evaluate", "scored"]
+
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which any episode is cut
 UNLIMITED = 10_000  # the same for environments without a time limit
-Watch = Callable[[int, gym.Env, Any], None]  # the episode's number, the environment, and its observation
+Env = gym.Env[Any, Any]
+Watch = Callable[[int, Env, Any], None]  # the episode's number, the environment, and its observation
 
 
 def scored(metrics: dict[str, float], references: dict[str, float]) -> dict[str, float]:
-    """With the return as a score: 0 is a random policy's, 100 an expert's, where both are known and differ."""
+    """Add ``eval_score``, on which a random policy has 0 and an expert 100, where both returns are known and differ."""
     low, high = (references.get(name) for name in REFERENCES)
     if low is None or high is None or low == high:
         return metrics
@@ -41,55 +44,29 @@ def evaluate(
     most_steps: int | None = None,
     watch: Watch | None = None,
 ) -> dict[str, float]:
-    """The same episodes every time for the same seed, so that evaluations of one run can be compared.
+    """Play the same episodes every time for the same seed, so that evaluations of one run can be compared.
 
-    ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the environment has no time
-    limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were. ``watch`` is shown the environment at every observation.
+    ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the
+    environment has no time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were.
+    ``watch`` is shown the environment at every observation.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
-    returns, lengths, cut = [], [], 0
     trained = agent.training
-    rng = np.random.default_rng((seed, EVALUATION))
     agent.set_eval_mode()
     env = factory.make(training=False)
     try:
-        spaces, name = Spaces.of(env), factory.name
-        checks, longest = Checks(spaces), LONGEST if has_time_limit(env) else UNLIMITED
-
-        def start(seed: int) -> Any:
-            return checks.reset(env.reset(seed=seed))
-
-        def take(action: Any) -> tuple[Any, float, bool, bool]:
-            return checks.step(env.step(action))
-
+        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            for episode in range(episodes):
-                obs = attempt(name, "on reset, in evaluation", start, episode_seed(seed, EVALUATION, episode))
-                carry, done, total, length = agent.initial_carry(1), False, 0.0, 0
-                if watch is not None:
-                    watch(episode, env, obs)
-                while not done:
-                    acting = agent.act(spaces.encode(obs)[None], carry=carry, deterministic=deterministic, rng=rng)
-                    carry = acting.carry
-                    action = spaces.to_env(acting.actions)[0]
-                    obs, reward, terminated, truncated = attempt(name, "in evaluation", take, action)
-                    total, length, done = total + reward, length + 1, terminated or truncated
-                    if watch is not None:
-                        watch(episode, env, obs)
-                    if not done and length >= longest and length != most_steps:
-                        done, cut = True, cut + 1
-                    done = done or length == most_steps
-                returns.append(total)
-                lengths.append(length)
+            returns, lengths, cut = zip(*map(player.play, range(episodes)))
     finally:
         env.close()
         if trained:
             agent.set_train_mode()
-    if cut:
+    if any(cut):
         warnings.warn(
-            f"evaluation: {cut} of {episodes} episodes of {name} were cut after {longest:,} steps; "
+            f"evaluation: {sum(cut)} of {episodes} episodes of {factory.name} were cut after {player.longest:,} steps; "
             "set env_kwargs.max_episode_steps",
             stacklevel=2,
         )
@@ -100,5 +77,53 @@ def evaluate(
         "eval_return_max": float(np.max(returns)),
         "eval_length_mean": float(np.mean(lengths)),
         "eval_episodes": float(episodes),
-        "eval_episodes_cut": float(cut),
+        "eval_episodes_cut": float(sum(cut)),
     }
+
+
+class _Player:
+    """Plays the episodes of an evaluation in one environment, with a random stream of its own."""
+
+    def __init__(
+        self,
+        agent: Learner,
+        env: Env,
+        name: str,
+        seed: int,
+        deterministic: bool,
+        limit: int | None,
+        watch: Watch | None,
+    ) -> None:
+        self._agent, self._env, self._name, self._seed = agent, env, name, seed
+        self._deterministic, self._limit, self._watch = deterministic, limit, watch
+        self._rng, self._spaces = np.random.default_rng((seed, EVALUATION)), Spaces.of(env)
+        self._checks = Checks(self._spaces)
+        self.longest = LONGEST if has_time_limit(env) else UNLIMITED
+
+    def play(self, episode: int) -> tuple[float, int, bool]:
+        """One episode: its return, its length, and whether it was cut for going on too long."""
+        agent, spaces = self._agent, self._spaces
+        seed = episode_seed(self._seed, EVALUATION, episode)
+        obs = attempt(self._name, "on reset, in evaluation", self._reset, seed)
+        carry, done, cut, total, length = agent.initial_carry(1), False, False, 0.0, 0
+        if self._watch is not None:
+            self._watch(episode, self._env, obs)
+        while not done:
+            actions, _, carry = agent.act(
+                spaces.encode(obs)[None], carry=carry, deterministic=self._deterministic, rng=self._rng
+            )
+            obs, reward, terminated, truncated = attempt(
+                self._name, "in evaluation", self._step, spaces.to_env(actions)[0]
+            )
+            total, length, done = total + reward, length + 1, terminated or truncated
+            if self._watch is not None:
+                self._watch(episode, self._env, obs)
+            cut = not done and length >= self.longest and length != self._limit
+            done = done or cut or length == self._limit
+        return total, length, cut
+
+    def _reset(self, seed: int) -> Any:
+        return self._checks.reset(self._env.reset(seed=seed))
+
+    def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        return self._checks.step(self._env.step(action))

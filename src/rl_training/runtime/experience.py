@@ -19,6 +19,8 @@ from rl_training.experiment.runs import provenance
 from rl_training.runtime.workflows import config_of, find_checkpoint
 from rl_training.tracking.progress import Progress
 
+__all__ = ["collect", "collect_from_checkpoint", "facts_of_collection"]
+
 
 def collect(
     config: TrainConfig,
@@ -31,10 +33,10 @@ def collect(
     progress: str = "off",
     most_steps: int | None = None,
 ) -> TransitionDataset:
-    """So many steps, or whole episodes, of an agent (None: of uniformly random actions); the same for the same seed.
-    ``most_steps`` ends it in any case.
+    """Record a number of steps, or of whole episodes, of an agent (None: of uniformly random actions).
 
-    A stochastic agent draws its actions as its policy has them; one of values is greedy either way.
+    The same seed gives the same data. ``most_steps`` ends the collection in any case. A stochastic policy is sampled
+    from unless ``deterministic``; a value-based one is greedy either way.
     """
     if (steps is None) == (episodes is None):
         raise ValueError("say how many steps or how many episodes to collect, one of the two")
@@ -45,7 +47,7 @@ def collect(
     unit = "steps" if steps is not None else "episodes"
     bar = Progress(progress, title=f"collect {config.env_id}", total=total, start=0, unit=unit)
     recorder = Recorder(collector.spaces)
-    random_state = torch.get_rng_state()  # a collection within a run leaves the run's own alone
+    random_state = torch.get_rng_state()  # restored below: a collection within a run leaves its stream untouched
     torch.manual_seed(seed)
     try:
         carry, ended = None, True
@@ -82,6 +84,7 @@ def collect_from_checkpoint(path: str | Path, **options: Any) -> TransitionDatas
 
 
 def facts_of_collection(config: TrainConfig, seed: int, behaviour: dict[str, Any]) -> dict[str, Any]:
+    """Where a dataset comes from: environment, seed, behaviour policy, versions."""
     where = provenance()
     facts = {"env_id": config.env_id, "env_kwargs": config.env_kwargs, "seed": seed, "behaviour": behaviour}
     return {**facts, "versions": where["versions"], "git": where["git"]}

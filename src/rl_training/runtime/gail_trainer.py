@@ -21,7 +21,7 @@ from rl_training.data.offline_dataset import DatasetError, TransitionDataset
 from rl_training.data.prior_data import PriorData, read_source
 from rl_training.data.recorder import collect_random
 from rl_training.data.reward_scaler import RewardScaler
-from rl_training.envs.collector import Collector, Step
+from rl_training.envs.collector import Step
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.runtime.evaluation import LONGEST
@@ -168,13 +168,14 @@ class GAILLoop(OnPolicyLoop):
     STATE = ("lengths",)
 
     def __init__(self, run: Run, agent: Learner, cfg: GAILOptions) -> None:
-        super().__init__(run, agent, cfg.model_copy(update={"normalize_rewards": False}))
+        collector = run.collector(check_rewards=False)
+        super().__init__(run, agent, cfg.model_copy(update={"normalize_rewards": False}), collector=collector)
         self.reward_scaler = None
         self.learned_scale = (
             RewardScaler(run.config.num_envs, cfg.gamma, clip=float("inf")) if cfg.normalize_rewards else None
         )
         data = expert_data(cfg, run)
-        run.refer(data.meta)
+        run.set_reference_returns(data.meta)
         self.expert = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
         self.rows = run.rng("discriminator rows")
         self.lengths = [0] * run.config.num_envs  # of the episodes that are under way
@@ -188,9 +189,6 @@ class GAILLoop(OnPolicyLoop):
             if cfg.absorbing and data.dones[rows.stop - 1] > 0
         )
 
-    def make_collector(self) -> Collector:
-        return self._run.collector(check_rewards=False)
-
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.lengths = [0 if gone else length for gone, length in zip(lost, self.lengths)]
         if self.learned_scale is not None:
@@ -203,16 +201,16 @@ class GAILLoop(OnPolicyLoop):
     def __iter__(self) -> Iterator[None]:
         run, cfg = self._run, self._cfg
         if cfg.expert_dataset_kind == "random":
-            run.say("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
+            run.announce("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
         if run.step == 0 and cfg.bc_updates:
             if self._observe is not None:  # what is cloned must be scaled as what will be acted on
                 self._observe(self.expert.columns()["obs"])
             for _ in range(cfg.bc_updates):
-                result = run.counted(self.agent.clone(self.expert.sample(cfg.discriminator_batch_size)))
+                result = run.record_auxiliary_update(self.agent.clone(self.expert.sample(cfg.discriminator_batch_size)))
             run.note(**result.metrics)
         yield from super().__iter__()
 
-    def lived(self, t: int, step: Step) -> None:
+    def on_row_stored(self, t: int, step: Step) -> None:
         self._raw[t] = step.obs
         if not self._cfg.absorbing:
             return
@@ -250,7 +248,7 @@ class GAILLoop(OnPolicyLoop):
             if cfg.absorbing:
                 policy["absorbed"] = self._absorbed(size, self._after.sum(), len(obs))
                 expert["absorbed"] = self._absorbed(size, self._expert_after, expert_size)
-            result = run.counted(self.agent.update_discriminator(policy, expert, global_step=run.step))
+            result = run.record_auxiliary_update(self.agent.update_discriminator(policy, expert, global_step=run.step))
         run.note(**result.metrics)
 
     def _absorbed(self, size: int, after: float, rows: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mopo import MOPO, Penalty
 from rl_training.base.options import opt
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.prior_data import build_dataset
 from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, fit_of, fitted, learn_terminations
 from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
 from rl_training.runtime.run import Run
@@ -25,33 +26,32 @@ class MOPOOptions(RolloutOptions, OfflineOptions):
     penalty: Penalty = opt("max_std", "what uncertainty is: max_std (the paper's), max_deviation or ensemble_std")
 
 
+def with_final_observations(data: TransitionDataset) -> TransitionDataset:
+    """The transitions whose successor the data holds; a model cannot learn from the others."""
+    if data.meta.get("final_observations", True) or not bool((data.dones > 0).any()):
+        return data
+    kept = data.take((data.dones == 0).nonzero().flatten())
+    warnings.warn(
+        f"the data has no observations after a termination: {len(data) - len(kept):,} transitions are left out",
+        stacklevel=2,
+    )
+    return kept
+
+
 class MOPOLoop(OfflineLoop):
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
-        super().__init__(run, agent, cfg)
+        data = with_final_observations(build_dataset(cfg, run.factory, run.spaces))
+        super().__init__(run, agent, cfg, data=data)
         self.fit = fit_of(run, self.agent.dynamics, cfg)
         self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)
         self._source = self._mixed
 
-    def select(self, data: TransitionDataset) -> TransitionDataset:
-        """A model cannot learn from a successor that the file does not hold."""
-        if data.meta.get("final_observations", True) or not bool((data.dones > 0).any()):
-            return data
-        kept = data.take((data.dones == 0).nonzero().flatten())
-        warnings.warn(
-            f"the data has no observations after a termination: {len(data) - len(kept):,} transitions are left out",
-            stacklevel=2,
-        )
-        return kept
-
-    def __iter__(self) -> Iterator[None]:
+    def prepare(self) -> Iterator[None]:
         if self.fit.fits == 0:
             data = self.data.columns()
             yield from fitted(self._run, self.fit, data)
             learn_terminations(self._run, self.agent.terminations, data)
-        yield from super().__iter__()
-
-    def prepare(self) -> None:
         if self._run.step % self._cfg.rollout_refresh_interval == 0:
             self.imagination.refresh(self.data, self._cfg.rollout_horizon)
 

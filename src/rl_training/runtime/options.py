@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rl_training.envs.spaces import Spaces
 
 
+__all__ = ["AlgorithmOptions", "Schedule", "Task"]
+
+
 def _checked(value: Any) -> Any:
     resolve_schedule_spec(value)
     return value
@@ -23,13 +26,13 @@ Schedule = Annotated[str | dict[str, Any] | None, AfterValidator(_checked)]
 
 
 class Task(NamedTuple):
-    """What the default of an option may depend on."""
+    """A new run's task, on which the values of options that are not set may depend."""
 
     env_id: str
     spaces: Spaces
     num_envs: int
     total_timesteps: int
-    given: dict[str, Any] = {}  # options that are set
+    given: dict[str, Any] = {}  # the options that are set
 
 
 class AlgorithmOptions(Options):
@@ -65,7 +68,7 @@ class AlgorithmOptions(Options):
 
     @classmethod
     def chosen(cls, task: Task) -> dict[str, Any]:
-        """What a new run adds to the options that are set."""
+        """The options of ``BY_TASK`` that are not set, with their values for the task."""
         suited = cls.for_task(task)
         return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in task.given}
 

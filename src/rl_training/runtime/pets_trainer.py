@@ -108,8 +108,8 @@ class PETSLoop(OffPolicyLoop):
         before = fit.total_updates
         data = self.replay.columns()
         for metrics in fit.run(data):
-            run.say_stage(f"model epoch {fit.epoch}", fit.active)
-            run.updated(UpdateResult(metrics, fit.total_updates - before))
+            run.show_stage(f"model epoch {fit.epoch}", fit.active)
+            run.record_update(UpdateResult(metrics, fit.total_updates - before))
             before = fit.total_updates
             if fit.active:
                 yield

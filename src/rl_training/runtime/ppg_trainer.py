@@ -120,7 +120,7 @@ class PPGLoop(OnPolicyLoop):
             order = torch.from_numpy(self.shuffle.generator.permutation(held)).to(run.device)
             for rows in order.split(size):
                 batch = {"obs": obs[rows], "returns": returns[rows], "teacher_logits": teacher[rows]}
-                result = run.counted(self.agent.auxiliary_update(batch, global_step=run.step))
+                result = run.record_auxiliary_update(self.agent.auxiliary_update(batch, global_step=run.step))
         if cfg.aux_epochs:
             run.note(**result.metrics)
 

@@ -14,7 +14,6 @@ from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
 from rl_training.data.prior_data import PriorData, build_dataset, rewards_learned_from
 from rl_training.data.replay_buffer import Mixed
-from rl_training.envs.collector import Collector
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
@@ -54,19 +53,16 @@ class RLPDOptions(DatasetOptions, SACOptions):
 class RLPDLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
-        self._rewards = rewards_learned_from(cfg, run.factory, data)
-        super().__init__(run, agent, cfg)
+        collector = run.collector(rewards=rewards_learned_from(cfg, run.factory, data))
+        super().__init__(run, agent, cfg, collector=collector)
         self.prior = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
-        run.refer(data.meta)
+        run.set_reference_returns(data.meta)
         if self._observe is not None:
             self._observe(data.obs.numpy())
         self._repeats, self._rows = 1, cfg.batch_size * cfg.gradient_updates_per_step
         share, slices = cfg.offline_batch_ratio, cfg.gradient_updates_per_step
         self._mixed = Mixed((self.prior, share), (self.replay, 1 - share), slices=slices)
         self._source = self._mixed
-
-    def make_collector(self) -> Collector:
-        return self._run.collector(rewards=self._rewards)
 
     def first_update_step(self) -> int:
         return 0 if self._cfg.offline_pretrain_updates else super().first_update_step()

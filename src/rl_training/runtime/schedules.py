@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Learner
+    from rl_training.runtime.options import AlgorithmOptions
+
+__all__ = [
+    "ScheduleSpec",
+    "Schedules",
+    "apply_learning_rate_scale",
+    "resolve_schedule_spec",
+    "resolve_schedule_value",
+]
 
 Kind = Literal["constant", "linear", "cosine"]
 KINDS = ("constant", "linear", "cosine")
@@ -74,3 +86,34 @@ def apply_learning_rate_scale(optimizers: Iterable[Any], scale: float) -> float:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
             rates.append(group["lr"])
     return float(rates[0]) if rates else 0.0
+
+
+class Schedules:
+    """The scheduled quantities of a run: the learning rate, and the learner's ``CONTROLS`` that have a schedule.
+
+    ``values`` are those in force, which are reported as metrics.
+    """
+
+    def __init__(self, agent: Learner, options: AlgorithmOptions, total_steps: int) -> None:
+        self.values = {"lr_scale": 1.0, "learning_rate": apply_learning_rate_scale(agent.optimizers(), 1.0)}
+        self._plans: list[tuple[str, ScheduleSpec, int, int]] = []  # name, schedule, steps it runs over, warm-up steps
+        rate = resolve_schedule_spec(options.learning_rate_schedule)
+        if rate.kind != "constant" or rate.start != 1.0 or options.warmup_steps:
+            self._plans.append(("lr_scale", rate, total_steps, options.warmup_steps))
+        for name in agent.CONTROLS:
+            payload = getattr(options, f"{name}_schedule", None)
+            if payload is not None:
+                spec = resolve_schedule_spec(payload, start=getattr(options, name, 1.0))
+                self._plans.append((name, spec, options.schedule_steps(name, total_steps), 0))
+
+    def apply(self, agent: Learner, step: int) -> None:
+        """Set every scheduled quantity to its value at this environment step, if that is not in force already."""
+        for name, spec, steps, warmup in self._plans:
+            value = resolve_schedule_value(spec, step=step, total_steps=steps, warmup_steps=warmup)
+            if self.values.get(name) == value:
+                continue
+            self.values[name] = value
+            if name == "lr_scale":
+                self.values["learning_rate"] = apply_learning_rate_scale(agent.optimizers(), value)
+            else:
+                agent.set_control(name, value)

@@ -16,7 +16,7 @@ from rl_training.base.options import ConfigError
 from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
 from rl_training.envs.film import check_recording
 from rl_training.envs.spaces import WIDEST, Spaces
-from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, fitting
+from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
@@ -24,6 +24,7 @@ from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, H
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
+from rl_training.runtime.driver import Driver
 from rl_training.runtime.engine import resolve_device
 from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops.base import Loop
@@ -32,12 +33,14 @@ from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
 from rl_training.tracking.loggers import Logger, Loggers
 
+__all__ = ["AlgorithmSpec", "Blueprint", "Network", "predict", "saved_options", "with_options"]
+
 Network = Callable[..., torch.nn.Module]
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What ``build`` makes a learner from."""
+    """What ``build`` makes a learner from: spaces, device, and perhaps the caller's own network."""
 
     spaces: Spaces
     device: torch.device
@@ -48,8 +51,9 @@ class Blueprint:
         """A network on the run's device, the caller's own if one was given."""
         return (self.network or default)(**arguments).to(self.device)
 
-    def normalizer(self, wanted: bool, *, clip: float = 10.0) -> ObservationNormalizer | None:
-        if not wanted:
+    def normalizer(self, enabled: bool, *, clip: float = 10.0) -> ObservationNormalizer | None:
+        """A scaler of observations, if it is enabled."""
+        if not enabled:
             return None
         if self.spaces.image:
             raise ConfigError(
@@ -76,6 +80,8 @@ class Blueprint:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSpec:
+    """An algorithm: its options, how its learner is built, the loop it learns in, and the spaces it can take."""
+
     name: str
     config: type[AlgorithmOptions]
     build: Callable[[Any, Blueprint], Learner]
@@ -88,7 +94,7 @@ class AlgorithmSpec:
         return get_entry(self.name)
 
     def options(self, config: TrainConfig) -> AlgorithmOptions:
-        """The algorithm's options, validated; the environment's too, so that every mistake shows before anything is made."""
+        """The algorithm's options, validated, and the environment's too: mistakes show before anything is made."""
         if config.algo != self.name:
             raise ConfigError(
                 [(("algo",), f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own")]
@@ -111,6 +117,7 @@ class AlgorithmSpec:
         return with_options(config, self.chosen(config, EnvFactory(config.env_id, config.env_kwargs).spaces()))
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
+        """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
         spaces = factory.spaces()
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
@@ -127,27 +134,14 @@ class AlgorithmSpec:
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; into ``run_dir`` if given, else into a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory."""
         own = list(loggers or [])
-        self.options(config)
-        self._check_origin(checkpoint_state)
-        Loggers.check(config, own)
-        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
-        if config.record_video:
-            check_recording(factory, config.env_id)
-        if checkpoint_state is not None:
-            _mention_own_env(checkpoint_state, config, env)
+        factory = self._checked(config, checkpoint_state, env, own)
         plan = self.blueprint(config, factory, network, config.device)
         chosen = {} if checkpoint_state is not None else self.chosen(config, plan.spaces)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
-        if plan.spaces.unbounded:
-            warnings.warn(
-                f"the actions of {config.env_id} have no bounds in some dimensions {list(plan.spaces.unbounded)} (or bounds "
-                f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms keep "
-                "them within [-1, 1]",
-                stacklevel=2,
-            )
+        _warn_of_unbounded_actions(config.env_id, plan.spaces)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
@@ -155,9 +149,23 @@ class AlgorithmSpec:
         loop = self.loop(run, self.build(options, plan), options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
-            return run.drive(loop, context, checkpoint_state, loop.expected_updates(config.total_timesteps))
+            return Driver(run, loop, context).drive(checkpoint_state)
         finally:
             loop.close()
+
+    def _checked(
+        self, config: TrainConfig, state: CheckpointState | None, env: EnvSource | None, loggers: Sequence[Logger]
+    ) -> EnvFactory:
+        """Refuse every mistake that shows before anything is made; returns what makes the environments."""
+        self.options(config)
+        self._check_origin(state)
+        Loggers.check(config, loggers)
+        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        if config.record_video:
+            check_recording(factory, config.env_id)
+        if state is not None:
+            _mention_own_env(state, config, env)
+        return factory
 
     def load(
         self,
@@ -175,7 +183,7 @@ class AlgorithmSpec:
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
         agent = self.build(options, plan)
-        with fitting():
+        with raise_on_mismatch():
             agent.load_state_dict(checkpoint_state.algorithm_state)
         agent.set_eval_mode()
         return agent, plan.spaces
@@ -223,16 +231,26 @@ def with_options(config: TrainConfig, options: dict[str, Any]) -> TrainConfig:
 
 def saved_options(state: CheckpointState) -> dict[str, Any]:
     """The algorithm options that a checkpoint's run was made with, those chosen by its task included."""
-    return state.config.get("algo_kwargs", {})
+    return dict(state.config.get("algo_kwargs", {}))
+
+
+def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
+    if spaces.unbounded:
+        warnings.warn(
+            f"the actions of {env_id} have no bounds in some dimensions {list(spaces.unbounded)} (or bounds "
+            f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms "
+            "keep them within [-1, 1]",
+            stacklevel=3,
+        )
 
 
 def _mention_own_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
     """The id of an environment that was given as an object may stand for another one."""
     if env is None and state.metadata.get("own_env"):
         warnings.warn(
-            f"this agent was trained on an environment of your own: pass it again (env=...), or it meets {config.env_id!r} as "
-            "it is registered",
-            stacklevel=3,
+            "this agent was trained on an environment of your own: pass it again (env=...), or it meets "
+            f"{config.env_id!r} as it is registered",
+            stacklevel=4,
         )
 
 

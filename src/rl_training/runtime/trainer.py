@@ -6,9 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl_training.base.stop_kind import StopKind
+
+__all__ = ["TrainResult", "TrainerState"]
+
 
 @dataclass(slots=True)
 class TrainResult:
+    """Where a run's files are, and its last metrics."""
+
     run_dir: Path
     checkpoint_path: Path
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -16,8 +22,8 @@ class TrainResult:
 
 @dataclass(slots=True)
 class TrainerState:
-    """What callbacks receive. ``request_stop`` ends the run at the next safe point: it saves, returns, and can be resumed
-    to its original total."""
+    """What callbacks receive. ``request_stop`` ends the run at the next safe point: it saves, returns, and can be
+    resumed to its original total."""
 
     algorithm: Any = None  # the learner
     run_dir: Path | None = None
@@ -25,8 +31,11 @@ class TrainerState:
     update_count: int = 0
     should_stop: bool = False
     stop_reason: str | None = None
+    stop_kind: StopKind | None = None
     warming_up: bool = False  # no update has been made yet: evaluations are of the initial agent
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, kind: StopKind = StopKind.REQUESTED) -> None:
+        """The first request gives the reason and the kind."""
+        if self.stop_kind is None:
+            self.stop_reason, self.stop_kind = reason, kind
         self.should_stop = True
-        self.stop_reason = self.stop_reason or reason

@@ -13,13 +13,22 @@ from rl_training.experiment.runs import newest_checkpoint, run_dir_of
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainResult
 
+__all__ = [
+    "config_of",
+    "evaluate_checkpoint",
+    "find_checkpoint",
+    "predict_checkpoint",
+    "resume_training",
+]
+
 
 def config_of(state: CheckpointState) -> TrainConfig:
+    """The config of the run that a checkpoint was saved by."""
     return TrainConfig(**state.config)
 
 
 def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:
-    """A checkpoint file, or the newest whole one of a run directory."""
+    """Load a checkpoint file, or the newest whole one of a run directory."""
     path = Path(path)
     if not path.is_dir():
         return path, load_checkpoint(path, buffers=buffers)
@@ -32,12 +41,14 @@ def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, Checkpoin
 def evaluate_checkpoint(
     path: str | Path, num_episodes: int | None = None, device: str = "auto", deterministic: bool = True
 ) -> dict[str, float]:
+    """Evaluate the agent of a checkpoint, or of the newest one of a run."""
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)
     return get_algorithm_spec(config.algo).evaluate_fn(config, state, device, num_episodes, deterministic)
 
 
 def predict_checkpoint(path: str | Path, obs: Any, deterministic: bool = True, device: str = "auto") -> Any:
+    """The action of a checkpoint's agent for an observation, in the environment's units."""
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)
     return get_algorithm_spec(config.algo).predict_fn(config, state, device, obs, deterministic)
@@ -53,13 +64,13 @@ def resume_training(
     callbacks: list[Callback] | None = None,
     **context: Any,
 ) -> TrainResult:
-    """Go on from a checkpoint or the newest one of a run, in the same directory unless another is asked for.
+    """Resume from a checkpoint or the newest one of a run, in the same directory unless another is given.
 
     ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``.
     """
     found, state = find_checkpoint(path, buffers=True)
-    wanted = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
-    config = config_of(state).replace(**{name: value for name, value in wanted.items() if value is not None})
+    given = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
+    config = config_of(state).replace(**{name: value for name, value in given.items() if value is not None})
     same = run_dir_of(found) if output_dir is None and run_suffix is None else None
     return get_algorithm_spec(config.algo).train(
         config, run_suffix=run_suffix, checkpoint_state=state, callbacks=callbacks, run_dir=same, **context

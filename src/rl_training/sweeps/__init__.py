@@ -1,1 +1,1 @@
-"""Many runs from one config: planned, spread over processes or machines, watched in one table, continued after any stop."""
+"""Sweeps: many runs from one config, over processes or machines, shown in one table, resumed after any stop."""

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run: processes of this machine, or a Ray cluster. Both run the same worker on the same files."""
+"""Backends of a sweep: processes of this machine, or a Ray cluster; both run the same worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import Any, Protocol
 from rl_training.envs.remote import connect
 from rl_training.sweeps.plan import Job
 
+__all__ = ["Backend", "Processes", "Ray"]
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LAST_CALL = 60.0  # seconds a stopped run gets to save before it is ended
 
 
 class Backend(Protocol):
-    """Runs jobs by name; what became of each is said once."""
+    """Runs jobs; each job's end is reported once."""
 
     slots: int  # how many run at a time
 
@@ -40,12 +42,12 @@ class Backend(Protocol):
 
 
 class Processes:
-    """A process for each run: one that dies, of whatever, takes no other with it."""
+    """A process for each run, so that one that dies takes no other with it."""
 
     def __init__(self, slots: int, threads: int) -> None:
         self.slots = slots
         self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._notes: dict[str, Path] = {}
 
     def start(self, job: Job) -> None:
@@ -73,7 +75,7 @@ class Processes:
         if code == 0 or code == -signal.SIGTERM:  # stopped before it could save: nothing was lost
             return ""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return json.loads(self._notes[name].read_text())["error"]
+            return str(json.loads(self._notes[name].read_text())["error"])
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self._notes[name].write_text(json.dumps({"error": f"the run's process {ended}"}))
         return f"the run's process {ended}"
@@ -95,8 +97,8 @@ class Processes:
 
 
 class Ray:
-    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost goes on elsewhere from its last
-    checkpoint, exactly."""
+    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost resumes elsewhere, exactly,
+    from its last checkpoint."""
 
     RETRIES = 20  # nodes a run may lose
 
@@ -122,7 +124,7 @@ class Ray:
 
     def _error(self, reference: Any) -> str:
         try:
-            return self._ray.get(reference)
+            return str(self._ray.get(reference))
         except self._ray.exceptions.TaskCancelledError:
             return ""
         except self._ray.exceptions.RayError as error:
@@ -143,11 +145,12 @@ class Ray:
 
 
 def _run_remote(job: Job, where: str) -> str:
-    """Paths that a config gives without a beginning are meant from where the sweep was started."""
+    """Run a job on a Ray node; relative paths of its config count from where the sweep was started."""
     from rl_training.sweeps.worker import run_job
 
     try:
         os.chdir(where)
     except OSError:
-        return f"{where}, where the sweep was started, is not there on another node; give an absolute --output-dir that all share"
+        problem = f"{where}, where the sweep was started, is not there on another node"
+        return f"{problem}; give an absolute --output-dir that all share"
     return run_job(job)

@@ -1,4 +1,4 @@
-"""Which runs a sweep has, what each is called, and how far each has come."""
+"""The runs of a sweep: their names, configs and status."""
 
 from __future__ import annotations
 
@@ -10,20 +10,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rl_training.base.files import write_durably
 from rl_training.base.options import ConfigError
+from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import run_name
 
+__all__ = [
+    "Job",
+    "JobStatus",
+    "combinations",
+    "differing_options",
+    "job_status",
+    "label_of",
+    "last_lines",
+    "make_job",
+    "open_sweep",
+    "parse_seeds",
+    "parse_values",
+]
+
 MANIFEST = "sweep.json"
+State = Literal["waiting", "running", "interrupted", "finished", "failed"]
 TAIL = 1 << 16  # bytes from the end of metrics.jsonl in which the last lines are looked for
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep. Everything about it can be told from its folder, so any process on any machine can go on with it."""
+    """One run of a sweep. Its folder holds everything about it, so any process on any machine can continue it."""
 
     name: str
     config: dict[str, Any]
@@ -32,7 +48,7 @@ class Job:
 
     @property
     def short(self) -> str:
-        """What sets it apart from the sweep's other runs, for people."""
+        """What sets it apart from the sweep's other runs: its seed and label."""
         return f"seed {self.config['seed']}" + ("" if self.label == "default" else f"  {self.label}")
 
     @property
@@ -50,11 +66,11 @@ class Job:
 
     @property
     def total(self) -> int:
-        return self.config["total_timesteps"]
+        return int(self.config["total_timesteps"])
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0-4`` or ``1,2,7-9``."""
+    """Seeds from text such as ``0-4`` or ``1,2,7-9``."""
     seeds: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
@@ -65,8 +81,9 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
-    """``name=a,b`` with the values read as YAML; a list stands in brackets: ``hidden_sizes=[64,64],[256,256]``."""
-    from ruamel.yaml import YAML, YAMLError
+    """Name and values from ``name=a,b``, read as YAML; lists stand in brackets: ``hidden_sizes=[64,64],[256]``."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
@@ -83,7 +100,7 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def label_of(chosen: Mapping[str, Any], names: Sequence[str]) -> str:
-    """``learning_rate=0.001,gamma=0.9``, short enough for a file name; ``default`` if nothing was chosen."""
+    """A label such as ``learning_rate=0.001,gamma=0.9`` for file names; ``default`` if nothing was chosen."""
     ends = [name.rsplit(".", 1)[-1] for name in names]
     parts = [
         f"{end if ends.count(end) == 1 else name}={_shown(chosen[name])}"
@@ -119,7 +136,7 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
     for job in jobs:
         before = known.get(job.name)
         if before is not None and before != job.config:
-            where = ", ".join(sorted(differing(before, job.config)))
+            where = ", ".join(sorted(differing_options(before, job.config)))
             raise ValueError(
                 f"{folder} holds a sweep in which {job.name} differs in {where}; "
                 "repeat its command to go on with it, or give this one another --name"
@@ -128,31 +145,31 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
         write_durably(path, [json.dumps({**known, **{job.name: job.config for job in jobs}}, indent=1).encode()])
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of what is not the same in two nested mappings."""
+def differing_options(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the values in which two nested mappings differ."""
     names: list[str] = []
     for name in {*before, *now}:
         a, b = before.get(name), now.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            names += differing(a, b, f"{prefix}{name}.")
+            names += differing_options(a, b, f"{prefix}{name}.")
         elif a != b:
             names.append(f"{prefix}{name}")
     return names
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobStatus:
     """How far a run has come."""
 
-    state: str = "waiting"  # waiting, running, interrupted, finished, failed
+    state: State = "waiting"
     step: int = 0
     rate: float = 0.0  # steps a second
     last_return: float | None = None
-    error: str = ""  # what a run failed of, or what else there is to say of it
+    error: str = ""  # why a run failed, or a remark
 
 
-def standing(job: Job) -> Standing:
-    """Read off the run's files: whoever runs it, wherever."""
+def job_status(job: Job) -> JobStatus:
+    """Read a run's status from its files, whichever process or machine runs it."""
     status, error = _status(job)
     lines = last_lines(job.run_dir / "metrics.jsonl")
     step = max((line["step"] for line in lines), default=0)
@@ -161,24 +178,24 @@ def standing(job: Job) -> Standing:
     rate = 0.0
     if len(lines) > 1 and lines[-1]["time"] > lines[0]["time"]:
         rate = (lines[-1]["step"] - lines[0]["step"]) / (lines[-1]["time"] - lines[0]["time"])
-    return Standing(status, step, rate, known[-1] if known else None, error)
+    return JobStatus(status, step, rate, known[-1] if known else None, error)
 
 
-def _status(job: Job) -> tuple[str, str]:
+def _status(job: Job) -> tuple[State, str]:
     note = _json(job.note_path)
     if note.get("error"):
         return "failed", note["error"]
-    status = _json(job.run_dir / "metadata.json").get("status", "")
-    if status.startswith("finished without"):
-        return "finished", status.removeprefix("finished ")
-    if status == "finished" or (status.startswith("stopped:") and "received" not in status):
-        return "finished", ""
-    return ("interrupted" if status else "waiting"), ""
+    metadata = _json(job.run_dir / "metadata.json")
+    kind = recorded_stop_kind(metadata)
+    if kind is not None and kind.conclusive:
+        return "finished", "without an update" if kind is StopKind.UNTRAINED else ""
+    return ("interrupted" if "status" in metadata else "waiting"), ""
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
     except (OSError, ValueError):
         return {}
 

@@ -1,4 +1,4 @@
-"""What a search tries: names of options, each with a range or a list of values, from YAML."""
+"""Search spaces: names of options, each with a range or a list of values, from YAML."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from rl_training.base.options import ConfigError, Options, opt
 from rl_training.experiment.yaml_config import assets
+
+__all__ = ["Range", "Space", "chosen", "distributions", "read_space"]
 
 
 class Range(Options):
@@ -39,8 +41,9 @@ Space = dict[str, Range | list[Any]]
 
 
 def read_space(source: str | Path) -> Space:
-    """A YAML file, or the name of an algorithm for the packaged one; ``inherit: ppo`` starts from another."""
-    from ruamel.yaml import YAML, YAMLError
+    """Read a search space from a YAML file, or by an algorithm's name; ``inherit: ppo`` starts from another."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     packaged = assets() / "search" / f"{source}.yaml"
     path = Path(source) if Path(source).exists() or not packaged.exists() else packaged
@@ -71,7 +74,7 @@ def _parsed(path: Path, name: str, value: Any) -> Range | list[Any]:
 
 
 def distributions(space: Space) -> dict[str, Any]:
-    """The same for Optuna. Values that are lists or mappings go as JSON."""
+    """A search space as Optuna's distributions; listed values go as JSON."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     made: dict[str, Any] = {}

@@ -1,21 +1,23 @@
-"""A search for good options: Optuna chooses, the workers of a sweep run, and what lags behind is stopped early."""
+"""Hyperparameter search: Optuna chooses options, workers of a sweep train, and trials that lag behind are pruned."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_training.base.files import write_durably
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import dump_yaml
-from rl_training.sweeps.plan import Job, Standing, differing, make_job
+from rl_training.sweeps.plan import Job, JobStatus, differing_options, make_job
 from rl_training.sweeps.space import Space, chosen, distributions
 
 STORAGE, MANIFEST, BEST, IMPORTANCE = "study.db", "study.json", "best.yaml", "importance.png"
-STOPPED_EARLY, INTERRUPTED = "stopped early", "interrupted"
+__all__ = ["Evaluations", "Outcome", "TrialEnd", "TrialFeed", "conclude", "load_optuna", "open_study"]
+
 STARTUP = 5  # trials before any is compared with the others
 
 
@@ -29,7 +31,7 @@ def load_optuna() -> Any:
 
 
 def open_study(folder: Path, base: TrainConfig, space: Space, *, pruning: bool = True) -> Any:
-    """The study of this folder, begun or gone on with; one of another config or space is refused."""
+    """Begin or continue the study of this folder; one of another config or space is refused."""
     optuna = load_optuna()
     try:
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
@@ -40,7 +42,7 @@ def open_study(folder: Path, base: TrainConfig, space: Space, *, pruning: bool =
     path = folder / MANIFEST
     before = json.loads(path.read_text()) if path.exists() else now
     if before != now:
-        where = ", ".join(sorted(differing(before, now)))
+        where = ", ".join(sorted(differing_options(before, now)))
         raise ValueError(f"{folder} holds a study that differs in {where}; go on with that one, or give another --name")
     write_durably(path, [json.dumps(now, indent=1).encode()])
     total = base.total_timesteps
@@ -52,8 +54,16 @@ def open_study(folder: Path, base: TrainConfig, space: Space, *, pruning: bool =
     )  # fmt: skip
 
 
+class TrialEnd(Enum):
+    """Why a trial has no value."""
+
+    PRUNED = "stopped early"  # it lagged behind the others
+    INTERRUPTED = "interrupted"  # the search was stopped; its next run goes on with it
+    FAILED = "failed"
+
+
 class Evaluations:
-    """The evaluations of a run so far, read on from where the last look ended."""
+    """The evaluations of a run so far; each reading goes on where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -63,7 +73,7 @@ class Evaluations:
         if not self._path.exists():
             return self.values
         with open(self._path, "rb") as file:
-            if file.seek(0, 2) < self._offset:  # a run that goes on from a checkpoint takes back what it said since
+            if file.seek(0, 2) < self._offset:  # a resumed run has dropped the lines after its checkpoint
                 self._offset = 0
             file.seek(self._offset)
             for line in file:
@@ -73,7 +83,7 @@ class Evaluations:
                 if b"eval_return_mean" in line:
                     try:
                         values = json.loads(line)
-                    except ValueError:  # taken back and said again since the last look: not the beginning of a line
+                    except ValueError:  # rewritten since the last reading: this is not the beginning of a line
                         self._offset = 0
                         return self.read()
                     if values["eval_return_mean"] is not None:
@@ -95,16 +105,16 @@ class _Trial:
     reported: set[int]
     curves: dict[str, Evaluations]
     running: set[str] = field(default_factory=set)
-    end: str = ""  # why it will not finish
-    error: bool = False
+    end: TrialEnd | None = None  # None: it is running, or has a value
+    error: str = ""  # of a trial that failed
 
     @property
     def done(self) -> bool:
-        return not self.running and (not self.waiting or bool(self.end))
+        return not self.running and (not self.waiting or self.end is not None)
 
 
 class TrialFeed:
-    """Trials as jobs, one for each seed; a trial's value is the mean of its seeds' last evaluations."""
+    """Optuna's trials as jobs, one for each seed; a trial's value is the mean of its seeds' last evaluations."""
 
     def __init__(
         self, study: Any, space: Space, folder: Path, *, trials: int, seeds: Sequence[int],
@@ -124,10 +134,10 @@ class TrialFeed:
         self._open[trial.number] = _Trial(trial, jobs, reported, curves)
 
     def next(self) -> Job | None:
-        if not any(one.waiting and not one.end for one in self._open.values()) and not self._all_begun:
+        if not any(one.waiting and one.end is None for one in self._open.values()) and not self._all_begun:
             self._take(self._study.ask(distributions(self._space)), set())
         for one in self._open.values():
-            if one.waiting and not one.end:
+            if one.waiting and one.end is None:
                 job = one.waiting.pop(0)
                 one.running.add(job.name)
                 return job
@@ -149,31 +159,31 @@ class TrialFeed:
             one.reported.add(step)
             one.trial.report(sum(curve[step] for curve in curves) / len(curves), step)
             if one.trial.should_prune():
-                one.end = one.end or STOPPED_EARLY
-        return not one.end
+                one.end = one.end or TrialEnd.PRUNED
+        return one.end is None
 
-    def ended(self, job: Job, now: Standing) -> str:
+    def ended(self, job: Job, now: JobStatus) -> str:
         one = self._open[_number(job)]
         one.running.discard(job.name)
         if now.state == "failed":
-            one.end, one.error = now.error, True
-        elif not one.end and now.state != "finished":
-            one.end = INTERRUPTED
+            one.end, one.error = TrialEnd.FAILED, now.error
+        elif one.end is None and now.state != "finished":
+            one.end = TrialEnd.INTERRUPTED
         if one.done:
             del self._open[_number(job)]
             self._tell(one)
-        return one.end if one.end == STOPPED_EARLY else ""
+        return one.end.value if one.end is TrialEnd.PRUNED else ""
 
     def _tell(self, one: _Trial) -> None:
         states, values = self._optuna.trial.TrialState, [curve.last for curve in one.curves.values()]
-        if not one.end and None in values:
-            one.end, one.error = "it was never evaluated", True
-        if one.error:
-            one.trial.set_user_attr("error", one.end)
+        if one.end is None and None in values:
+            one.end, one.error = TrialEnd.FAILED, "it was never evaluated"
+        if one.end is TrialEnd.FAILED:
+            one.trial.set_user_attr("error", one.error)
             self._study.tell(one.trial, state=states.FAIL)
-        elif one.end == STOPPED_EARLY:
+        elif one.end is TrialEnd.PRUNED:
             self._study.tell(one.trial, state=states.PRUNED)
-        elif not one.end:
+        elif one.end is None:
             self._study.tell(one.trial, sum(value for value in values if value is not None) / len(values))
 
 
@@ -191,7 +201,7 @@ class Outcome(NamedTuple):
 
 
 def conclude(study: Any, space: Space, folder: Path, configure: Callable[[dict[str, Any]], TrainConfig]) -> Outcome:
-    """Write the best config and the picture of what mattered."""
+    """Write the best config and a plot of how much each option mattered."""
     optuna = load_optuna()
     trials = study.get_trials(deepcopy=False)
     states = [trial.state.name.lower() for trial in trials]

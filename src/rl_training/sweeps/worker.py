@@ -1,4 +1,4 @@
-"""One run of a sweep, from its start or on from where it was: what every worker does, in a process or on another machine."""
+"""What every worker of a sweep does: train one run, or resume it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.files import held
+from rl_training.base.files import lock_folder
 from rl_training.sweeps.plan import Job
+
+__all__ = ["main", "run_job"]
 
 PATIENCE = 60.0  # seconds a worker that lost its parent or its node may still need to save and let go
 
@@ -41,7 +43,7 @@ def _train(job: Job) -> None:
     from rl_training.runtime.workflows import resume_training
 
     if job.run_dir.exists():
-        with held(job.run_dir, PATIENCE):  # whoever had the run before may still be saving it
+        with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
             pass
         if list_checkpoints(RunContext(job.name, job.run_dir)):
             resume_training(job.run_dir)
@@ -52,7 +54,7 @@ def _train(job: Job) -> None:
 
 
 def _follow_parent(parent: int) -> None:
-    """A sweep that is killed takes its workers with it: they stop at the next safe point and save."""
+    """Stop and save if the sweep's process is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What every loop is: an iterable object that holds state and pauses wherever it is safe to stop."""
+"""What training loops have in common: they hold state, and ``yield`` wherever it is safe to stop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from rl_training.base.state import Stateful
 from rl_training.envs.collector import Collector
 from rl_training.runtime.run import Run
 
+__all__ = ["Loop", "OnlineLoop"]
+
 
 class Loop(Stateful):
-    """``agent`` and whatever else is public is saved; ``_run`` and ``_cfg`` are how it works."""
+    """A training loop. ``agent`` and whatever else is public is its saved state; iterating it trains."""
 
     agent: Any
 
@@ -23,6 +25,11 @@ class Loop(Stateful):
 
     def __iter__(self) -> Iterator[None]:
         raise NotImplementedError
+
+    @property
+    def mid_step(self) -> bool:
+        """Whether this ``yield`` is in the middle of a step's work, where a run may stop but not evaluate or log."""
+        return False
 
     def expected_updates(self, total_timesteps: int) -> int:
         """Roughly how many updates the whole run makes; decides whether compiling pays."""
@@ -33,25 +40,21 @@ class Loop(Stateful):
         return 0
 
     def metrics(self) -> dict[str, float]:
-        """What the loop itself has to report, read at log time."""
+        """The loop's own metrics, read at log time."""
         return {}
 
     def close(self) -> None:
-        """Let go of environments."""
+        """Close environments."""
 
 
 class OnlineLoop(Loop):
-    """A loop that steps environments."""
+    """A loop that steps environments: the run's own, unless a collector is given."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
+    def __init__(self, run: Run, agent: Learner, cfg: Any, *, collector: Collector | None = None) -> None:
         super().__init__(run, agent, cfg)
-        self.collector = self.make_collector()
+        self.collector = run.collector() if collector is None else collector
         self.exploration = run.rng("exploration")
-        normalizer = getattr(agent, "normalizer", None)
-        self._observe = normalizer.observe if normalizer is not None else None
-
-    def make_collector(self) -> Collector:
-        return self._run.collector()
+        self._observe = agent.normalizer.observe if agent.normalizer is not None else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -59,8 +62,8 @@ class OnlineLoop(Loop):
             self.cut(self.collector.lost, self.collector.lost_at)
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
-        """Hook: the environments where ``lost`` (N,) is set could not be rebuilt on resume. Their episodes ended at ``obs`` (N, ...),
-        and whatever follows an episode from step to step must begin anew."""
+        """Hook: the environments where ``lost`` (N,) is set could not be rebuilt on resume, so their episodes ended at
+        ``obs`` (N, ...); whatever is carried from step to step of an episode must begin anew."""
 
     def metrics(self) -> dict[str, float]:
         return self.collector.metrics()

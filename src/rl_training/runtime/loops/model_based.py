@@ -105,7 +105,7 @@ def fitted(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[Non
         run.note(**metrics)
         error = metrics.get("holdout_error")
         text = f"model epoch {fit.epoch}" + ("" if error is None else f", holdout error {error:.3g}")
-        run.say_stage(text, fit.active)
+        run.show_stage(text, fit.active)
         if fit.active:
             yield
     if fit.cut_short:
@@ -147,7 +147,7 @@ def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[s
         wrong = terminations.contradictions(data)
         if terminations.known:
             return
-        run.say(
+        run.announce(
             f"the termination registered for {env_id} is wrong for {wrong:,} of {len(data['dones']):,} transitions: not used"
         )
     learned = terminations.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
@@ -158,7 +158,7 @@ def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[s
             if learned
             else "rollouts never end: the data shows no termination"
         )
-        run.say(
+        run.announce(
             f"where episodes of {env_id} terminate is not known; {text} "
             "(rl_training.envs.terminations.register_termination makes it known)"
         )

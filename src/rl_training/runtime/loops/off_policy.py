@@ -11,13 +11,16 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import opt
 from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
+from rl_training.envs.collector import Collector
 from rl_training.runtime.loops.base import OnlineLoop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run, crossings
 
+__all__ = ["Carry", "OffPolicyLoop", "OffPolicyOptions", "ReplayOptions", "make_replay"]
+
 
 class ReplayOptions(AlgorithmOptions):
-    """When to act, store and learn. A new run spends at most a tenth of its steps on the warm-up, unless it is set."""
+    """When to act, store and learn. Unless it is set, the warm-up of a new run takes at most a tenth of its steps."""
 
     BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps")
 
@@ -39,12 +42,14 @@ class ReplayOptions(AlgorithmOptions):
 
 
 class OffPolicyOptions(ReplayOptions):
+    """How often to learn from what is stored."""
+
     gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
 
 
 class Carry:
-    """What an agent carries from step to step of each environment, such as where its next plan starts."""
+    """The recurrent state of an agent, or what else it carries from step to step of each environment (N, ...)."""
 
     def __init__(self, agent: Learner, n: int) -> None:
         self._agent = agent
@@ -65,35 +70,48 @@ class Carry:
             self.value = state["value"].numpy().copy()
 
 
+def make_replay(run: Run, cfg: ReplayOptions, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
+    """A buffer for the run's transitions; never larger than all of them."""
+    spaces = run.spaces
+    return kind(
+        min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
+        spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
+        rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
+    )  # fmt: skip
+
+
 class OffPolicyLoop(OnlineLoop):
-    """Act, store, learn."""
+    """Act, store, learn. A variant may give its own collector and replay buffer."""
 
     STATE = ("stepped",)
 
-    def __init__(self, run: Run, agent: Learner, cfg: Any) -> None:
-        super().__init__(run, agent, cfg)
-        self.replay = self.make_replay()
+    def __init__(
+        self,
+        run: Run,
+        agent: Learner,
+        cfg: Any,
+        *,
+        collector: Collector | None = None,
+        replay: ReplayBuffer | None = None,
+    ) -> None:
+        super().__init__(run, agent, cfg, collector=collector)
+        self.replay = make_replay(run, cfg) if replay is None else replay
         self.carry = Carry(agent, run.config.num_envs)
-        self.stepped = False  # whether a step has been taken that nothing has been learned after yet
+        self.stepped = False  # a step has been taken, and its learning is not done yet
         self._source: Source = self.replay
-        self._starts = max(cfg.learning_starts, cfg.batch_size)
+        self._starts: int = max(cfg.learning_starts, cfg.batch_size)
         self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
 
-    def make_replay(self, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
-        """Room for the run's transitions."""
-        run, spaces = self._run, self._run.spaces
-        return kind(
-            min(self._cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
-            spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
-            rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
-        )  # fmt: skip
+    @property
+    def mid_step(self) -> bool:
+        return self.stepped
 
     def expected_updates(self, total_timesteps: int) -> int:
-        steps = max(0, total_timesteps - self._starts)
-        return steps // self._cfg.train_frequency * self._cfg.gradient_updates_per_step
+        rounds: int = max(0, total_timesteps - self._starts) // self._cfg.train_frequency
+        return rounds * int(self._cfg.gradient_updates_per_step)
 
     def first_update_step(self) -> int:
-        n, every = self._run.config.num_envs, self._cfg.train_frequency
+        n, every = self._run.config.num_envs, int(self._cfg.train_frequency)
         start = max(1, -(-self._starts // n)) * n  # steps come n at a time
         return start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
 
@@ -135,11 +153,11 @@ class OffPolicyLoop(OnlineLoop):
         self.carry.renew(lost)
 
     def prepare(self) -> Iterator[None]:
-        """Hook: work before the updates of a step, with points at which the run may be stopped in the middle of it."""
+        """Hook: work before the updates of a step; at each ``yield`` a run may stop, and resume there."""
         return iter(())
 
     def learn(self, rounds: int) -> None:
-        """Updates that have come due; ``rounds`` is how often ``train_frequency`` was crossed."""
+        """The updates that are due; ``rounds`` is how often ``train_frequency`` was crossed."""
         for _ in range(rounds):
             for _ in range(self._repeats):
                 if self._run.budget_spent:
@@ -150,7 +168,7 @@ class OffPolicyLoop(OnlineLoop):
             self._run.end_epoch()
 
     def draw(self) -> Batch:
-        """What the next update learns from."""
+        """The batch of the next update."""
         return self._source.sample(self._rows)
 
     def learned(self, batch: Batch) -> None:

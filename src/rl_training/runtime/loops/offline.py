@@ -8,9 +8,7 @@ from typing import Any
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import Sizes, opt
 from rl_training.data.dataset_options import DatasetOptions
-from rl_training.data.offline_dataset import (
-    TransitionDataset,
-)
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import PriorData, build_dataset
 from rl_training.data.replay_buffer import Source
 from rl_training.envs.factory import EnvFactory
@@ -20,6 +18,8 @@ from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import Blueprint, Network
+
+__all__ = ["OfflineCriticOptions", "OfflineLoop", "OfflineOptions"]
 
 
 def _infer_env_spaces(config: TrainConfig) -> Spaces:
@@ -41,6 +41,8 @@ def _build_offline_dataset(config: TrainConfig) -> TransitionDataset:
 
 
 class OfflineOptions(DatasetOptions, AlgorithmOptions):
+    """The data, and how much of it an update takes."""
+
     batch_size: int = opt(256, "transitions per update", ge=1)
 
 
@@ -64,21 +66,16 @@ class OfflineCriticOptions(OfflineOptions):
 
 
 class OfflineLoop(Loop):
-    """Learn from a fixed dataset; a step is an update."""
+    """Learn from a fixed dataset, the config's unless another is given; a step is an update."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: OfflineOptions) -> None:
+    def __init__(self, run: Run, agent: Learner, cfg: OfflineOptions, *, data: TransitionDataset | None = None) -> None:
         super().__init__(run, agent, cfg)
-        data = self.select(build_dataset(cfg, run.factory, run.spaces))
+        data = build_dataset(cfg, run.factory, run.spaces) if data is None else data
         self.data = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
         self._source: Source = self.data
-        run.refer(data.meta)
-        normalizer = getattr(agent, "normalizer", None)
-        if normalizer is not None:
-            normalizer.fit(data.obs.numpy())
-
-    def select(self, data: TransitionDataset) -> TransitionDataset:
-        """Hook: which of the data to learn from."""
-        return data
+        run.set_reference_returns(data.meta)
+        if agent.normalizer is not None:
+            agent.normalizer.fit(data.obs.numpy())
 
     def expected_updates(self, total_timesteps: int) -> int:
         return total_timesteps
@@ -86,16 +83,17 @@ class OfflineLoop(Loop):
     def __iter__(self) -> Iterator[None]:
         run, rows = self._run, self._cfg.batch_size
         while True:
+            yield from self.prepare()
             run.apply_schedules(self.agent)
-            self.prepare()
             run.update(self.agent, self._source.sample(rows))
             run.step += 1
             if crossings((run.step - 1) * rows, run.step * rows, len(self.data)):
                 run.end_epoch()
             yield
 
-    def prepare(self) -> None:
-        """Hook: before each update."""
+    def prepare(self) -> Iterator[None]:
+        """Hook: work before the update of a step; at each ``yield`` a run may stop, and resume there."""
+        return iter(())
 
     def metrics(self) -> dict[str, float]:
         return {"dataset_size": float(len(self.data))}

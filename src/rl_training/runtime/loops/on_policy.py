@@ -11,17 +11,22 @@ from rl_training.base.options import opt
 from rl_training.base.returns import explained_variance
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.collector import Step
+from rl_training.envs.collector import Collector, Step
 from rl_training.runtime.loops.base import OnlineLoop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run
+
+__all__ = ["OnPolicyLoop", "OnPolicyOptions"]
 
 ROLLOUT = 2_048  # steps of a rollout over all environments, where the task decides
 
 
 class OnPolicyOptions(AlgorithmOptions):
-    """Rollouts and the passes over them. What suits a task differs most between boxes of actions, choices and images, so a new run
-    takes the options of ``BY_TASK`` from it; the defaults below are those of files that were saved without them."""
+    """Rollouts and the passes over them.
+
+    Good values differ most between vectors and images, so a new run takes the options of ``BY_TASK`` from its task;
+    the defaults below are what a file means that was saved without them.
+    """
 
     BY_TASK: ClassVar[tuple[str, ...]] = (
         "num_steps",
@@ -70,8 +75,8 @@ class OnPolicyOptions(AlgorithmOptions):
 class OnPolicyLoop(OnlineLoop):
     """Collect a rollout, estimate advantages, learn from it, drop it."""
 
-    def __init__(self, run: Run, agent: Any, cfg: OnPolicyOptions) -> None:
-        super().__init__(run, agent, cfg)
+    def __init__(self, run: Run, agent: Any, cfg: OnPolicyOptions, *, collector: Collector | None = None) -> None:
+        super().__init__(run, agent, cfg, collector=collector)
         spaces, n = run.spaces, run.config.num_envs
         self.shuffle = run.rng("minibatches")
         self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
@@ -86,7 +91,8 @@ class OnPolicyLoop(OnlineLoop):
 
     def expected_updates(self, total_timesteps: int) -> int:
         rows = self._rollout.num_steps * self._rollout.num_envs
-        return -(-total_timesteps // rows) * self._cfg.update_epochs * -(-rows // self._cfg.minibatch_size)
+        each: int = self._cfg.update_epochs * -(-rows // self._cfg.minibatch_size)  # updates on a rollout
+        return -(-total_timesteps // rows) * each
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -99,7 +105,7 @@ class OnPolicyLoop(OnlineLoop):
             yield
 
     def collect(self) -> None:
-        """Fill the rollout: on-policy actions, and the value of the true last observation where an episode was cut."""
+        """Fill the rollout; where an episode was cut, with the value of its true last observation."""
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
         rollout.clear()
@@ -116,23 +122,25 @@ class OnPolicyLoop(OnlineLoop):
             if scaler is not None:
                 rewards = scaler(rewards, np.maximum(step.terminated, step.truncated))
             rollout.add(
-                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"], rewards=rewards,
-                values=extras["values"], terminated=step.terminated, truncated=step.truncated, final_values=final_values,
+                obs=step.obs if seen is None else seen, actions=actions, logprobs=extras["logprobs"],
+                rewards=rewards, values=extras["values"], terminated=step.terminated, truncated=step.truncated,
+                final_values=final_values,
             )  # fmt: skip
-            self.lived(t, step)
+            self.on_row_stored(t, step)
             run.step += n
         run.collected(envs, rollout.num_steps * n)
 
-    def lived(self, t: int, step: Step) -> None:
+    def on_row_stored(self, t: int, step: Step) -> None:
         """Hook: row ``t`` of the rollout has been stored."""
 
     def finish_rollout(self) -> None:
-        """Rewards to advantages; algorithms with rewards of their own replace them first."""
+        """Estimate advantages; a variant with rewards of its own replaces the environment's first."""
         last_values = self.agent.values(self.collector.obs)
         self._rollout.compute_returns_and_advantages(last_values, self._cfg.gamma, self._cfg.gae_lambda)
         self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
 
     def learn(self) -> None:
+        """Passes over the rollout in minibatches, until the policy has moved by ``target_kl``."""
         run, cfg = self._run, self._cfg
         for _ in range(cfg.update_epochs):
             for minibatch in self._rollout.iter_minibatches(cfg.minibatch_size):
@@ -143,4 +151,4 @@ class OnPolicyLoop(OnlineLoop):
                 return
 
     def after_update(self) -> None:
-        """Hook for phases that run once per rollout."""
+        """Hook: the rollout has been learned from."""

@@ -1,0 +1,72 @@
+"""The metrics of a run, and where they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.options_table import option_text
+from rl_training.experiment.runs import RunContext
+from rl_training.tracking.figures import short
+from rl_training.tracking.loggers import Logger, Loggers
+from rl_training.tracking.progress import Progress
+
+__all__ = ["Reporter"]
+
+
+class Reporter:
+    """Gathers the metrics of learner and loop, and writes them to the run's loggers and the terminal."""
+
+    def __init__(self, config: TrainConfig, loggers: Sequence[Logger] = ()) -> None:
+        self._config, self._own_loggers = config, loggers
+        self._loggers: Loggers | None = None
+        self.progress = Progress("off", title="", total=1, start=0)  # until ``open``
+        self._title = f"{config.algo} {config.env_id}"
+        self.update: UpdateResult | None = None  # the learner's last one
+        self._notes: dict[str, float] = {}
+
+    def open(self, context: RunContext, step: int, *, resumed: bool) -> None:
+        config = self._config
+        self._loggers = Loggers(context, config, step if resumed else None, self._own_loggers)
+        self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
+
+    def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
+        """Print where the run's files are, how updates run, and which options were chosen for the task."""
+        self.progress.say(f"{self._title}: run directory {context.run_dir}")
+        self.progress.say(f"{self._title}: {engine}")
+        if chosen:
+            options = ", ".join(f"{name} {option_text(value)}" for name, value in chosen.items())
+            self.progress.say(f"chosen for this task, unless set: {options}")
+
+    def close(self, step: int) -> None:
+        self.progress.close(step)
+        if self._loggers is not None:
+            self._loggers.close()
+
+    def note(self, **metrics: float) -> None:
+        """Metrics of the loop's own, reported with the learner's until they are replaced."""
+        self._notes.update(metrics)
+
+    def metrics(self, *more: Mapping[str, float]) -> dict[str, float]:
+        """The last update's metrics, the notes, and ``more``; later ones replace earlier ones of the same name."""
+        merged = dict(self.update.metrics) if self.update is not None else {}
+        for metrics in (self._notes, *more):
+            merged.update(metrics)
+        return merged
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of training metrics."""
+        self._write(step, metrics)
+        if "episode_return" in metrics:
+            self.progress.note(episodes=f"return {short(metrics['episode_return'])}")
+        self.progress.log(step)
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._write(step, metrics)
+        self.progress.note(evaluation=f"eval {short(metrics['eval_return_mean'])}")
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._loggers is not None:
+            self._loggers.write(step, metrics)

@@ -1,0 +1,90 @@
+"""Saving a run's checkpoints, and going on from one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.experiment import runs
+from rl_training.experiment.checkpointing import (
+    SUFFIX,
+    CheckpointState,
+    first_nonfinite,
+    raise_on_mismatch,
+    save_checkpoint,
+)
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import RunContext
+from rl_training.runtime.counters import Counters
+
+if TYPE_CHECKING:
+    from rl_training.algorithms.base import Learner
+    from rl_training.runtime.loops.base import Loop
+
+__all__ = ["Saver", "TrainingFailure", "restore"]
+
+
+State = dict[str, Any]
+
+
+class TrainingFailure(RuntimeError):
+    """Training cannot go on; the last good checkpoint stays."""
+
+
+class Saver:
+    """Writes the checkpoints of a run: never a state that is not finite, only the newest few, and the best agent's."""
+
+    def __init__(self, context: RunContext, config: TrainConfig, *, own_env: bool = False) -> None:
+        """``own_env``: the environment was given as an object, so its id may not make another."""
+        self._context, self._config, self._own_env = context, config, own_env
+        self._saved_step = -1
+
+    def save(self, loop: Loop, run: Counters, best_eval: float | None) -> Path:
+        """Everything that exact resuming needs, once for each step."""
+        path = self._context.checkpoints_dir / runs.checkpoint_name(run.step)
+        if self._saved_step != run.step:
+            parts = loop.state_dict()
+            self._write(path, parts.pop("agent"), parts, run, best_eval)
+            self._saved_step = run.step
+            runs.prune_checkpoints(self._context, self._config.keep_checkpoints)
+        return path
+
+    def save_best(self, agent: Learner, run: Counters, best_eval: float | None) -> None:
+        """The agent alone: it can be evaluated, not resumed."""
+        self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, best_eval)
+
+    def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, best_eval: float | None) -> None:
+        bad = first_nonfinite(agent)
+        if bad:
+            raise self.failure(f"{bad} is not finite at step {run.step}")
+        config = self._config
+        facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
+        # the best evaluation is no part of the state: it depends on when evaluations happened
+        metadata = {**facts, "own_env": self._own_env, "best_eval": best_eval}
+        state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
+        try:
+            save_checkpoint(path, state)
+        except OSError as error:
+            raise self.failure(f"cannot save {path}: {error.strerror or str(error) or type(error).__name__}") from error
+
+    def failure(self, problem: str) -> TrainingFailure:
+        """An error that says which checkpoint there is to go back to."""
+        saved = runs.list_checkpoints(self._context)
+        advice = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint had been saved yet"
+        return TrainingFailure(f"{problem}; {advice}")
+
+
+def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
+    """Load a checkpoint into a run and its loop."""
+    if state.buffer_state is None:
+        raise TrainingFailure(
+            "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
+        )
+    done = state.trainer_state["step"]
+    if done > total_steps < state.config["total_timesteps"]:
+        raise TrainingFailure(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")
+    own = {name: value for name, value in state.trainer_state.items() if name != "engine"}
+    with raise_on_mismatch():
+        loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
+        run.load_state_dict(own)  # last: it holds torch's random state

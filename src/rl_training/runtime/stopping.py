@@ -1,0 +1,41 @@
+"""Stopping a run before its total."""
+
+from __future__ import annotations
+
+import math
+from signal import Signals
+
+from rl_training.base.stop_kind import StopKind
+from rl_training.runtime.counters import Counters
+from rl_training.runtime.trainer import TrainerState
+
+__all__ = ["Stopping"]
+
+
+class Stopping:
+    """Requests a stop when a budget is spent or a signal arrives, and names the kind of the run's end.
+
+    Callbacks request stops of the same ``TrainerState`` themselves.
+    """
+
+    def __init__(self, trainer: TrainerState, max_updates: int | None = None, max_epochs: int | None = None) -> None:
+        self._trainer = trainer
+        self.max_updates: float = math.inf if max_updates is None else max_updates
+        self.max_epochs: float = math.inf if max_epochs is None else max_epochs
+
+    def check_budgets(self, counters: Counters) -> bool:
+        """Request a stop if as many updates or epochs as are allowed have been made; True if so."""
+        if counters.update_count >= self.max_updates:
+            self._trainer.request_stop(f"max_updates={self.max_updates} reached", StopKind.BUDGET)
+        if counters.epoch >= self.max_epochs:
+            self._trainer.request_stop(f"max_epochs={self.max_epochs} reached", StopKind.BUDGET)
+        return counters.update_count >= self.max_updates or counters.epoch >= self.max_epochs
+
+    def on_signal(self, number: Signals) -> None:
+        self._trainer.request_stop(f"received {number.name}", StopKind.SIGNAL)
+
+    def kind(self, counters: Counters, total_steps: int) -> StopKind:
+        """How the run ended, if it did not fail."""
+        if counters.step < total_steps:
+            return self._trainer.stop_kind or StopKind.REQUESTED  # a callback may have set should_stop alone
+        return StopKind.UNTRAINED if counters.untrained else StopKind.FINISHED
