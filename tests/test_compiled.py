@@ -59,7 +59,7 @@ def test_two_learners_in_one_process_keep_their_own_constants_and_equal_eager():
 def graphs(learner):
     """Of a learner and of those it is made of."""
     inner = [graph for part in learner._parts().values() if isinstance(part, Learner) for graph in graphs(part)]
-    return [*inner, *(learner._run or {}).values()]
+    return [*inner, *learner._updates.graphs]
 
 
 class Look(Callback):

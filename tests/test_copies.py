@@ -146,7 +146,7 @@ def test_a_copy_of_a_compiled_learner_compiles_its_own_updates(algo, tiny):
     learn(agent, algo, spaces, 1)
     twin = copy.deepcopy(agent)
     is_a_copy(agent, twin, algo, spaces)
-    assert agent.compiled and twin.compiled and all(graph.direct for graph in twin._run.values())
+    assert agent.compiled and twin.compiled and all(graph.direct for graph in twin._updates.graphs)
 
 
 def test_a_copy_keeps_rates_counters_and_shared_weights(tiny):

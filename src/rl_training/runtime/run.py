@@ -242,8 +242,7 @@ class Run(Stateful):
         self.engine = (
             Engine.restored(saved_engine) if saved_engine else Engine.choose(self.config, agent, expected_updates)
         )
-        if self.engine.compile:
-            agent.use_compiled()
+        self.engine.prepare(agent)
         with held(context.run_dir), self.engine.running(), self._signals():
             runs.drop_later_checkpoints(context, self.step)
             runs.write_config(context, self.config)  # a resumed run may have been given another total
@@ -387,8 +386,7 @@ class Run(Stateful):
     # ---- saving and stopping
 
     def state_dict(self) -> dict[str, Any]:
-        engine = {**self.engine.state_dict(), "compile": self._state.algorithm.compiled}
-        return {**super().state_dict(), "engine": engine}
+        return {**super().state_dict(), "engine": self.engine.state_dict(self._state.algorithm)}
 
     def _restore(self, loop: Any, state: CheckpointState) -> None:
         if state.buffer_state is None:
