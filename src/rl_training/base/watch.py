@@ -1,4 +1,7 @@
-"""Noticing changes of modules in a microsecond or two, before every update and every action."""
+"""Noticing changes of modules in a microsecond or two, before every update and every action.
+
+It reads the dictionaries in which ``nn.Module`` keeps its parameters, buffers, submodules and hooks.
+"""
 
 from __future__ import annotations
 

@@ -148,38 +148,39 @@ class Compiled:
         try:
             scalars, rest = self._call(tensors)
         except Exception as error:
-            if not self._compiling_failed(error):
+            if not self.safe or not type(error).__module__.startswith(("torch._dynamo.", "torch._inductor.")):
                 raise
-            return self._fail(error, batch)
+            return self._fail(error, batch)  # a guard failed, and so did compiling again: no kernel has run
         return Metrics(self._names, scalars), rest
 
     def _first(self, batch: Tensors, tensors: Inputs, layout: tuple[Any, ...]) -> tuple[Metrics, Tensors]:
         """The first update, which compiles: nothing has changed yet if that fails."""
-        if not self.safe and (missing := lacking()):
-            warnings.warn(f"updates are compiled with torch.compile's guards: {missing}", stacklevel=3)
-            self.safe = True
+        missing = None if self.safe else lacking()
+        self.safe = self.safe or missing is not None
         update, recorder = _of_tensors(self._function, layout[0]), _Recorder()
-        graph = _safe(update) if self.safe else _fast(update, recorder)
         try:
+            graph = _safe(update) if self.safe else _fast(update, recorder)
             self._names, scalars, rest = graph(*tensors)
         except Exception as error:
             return self._fail(error, batch)
+        if missing is not None:
+            warnings.warn(f"updates are compiled with torch.compile's guards: {missing}", stacklevel=3)
         shortcut = recorder.shortcut(tensors, scalars, rest)
         self.direct, self._call = shortcut is not None, shortcut or (lambda tensors: graph(*tensors)[1:])
         self._layout = layout
         return Metrics(self._names, scalars), rest
 
-    def _compiling_failed(self, error: Exception) -> bool:
-        """Whether compiling failed, and no kernel: with guards, a later call may compile again."""
-        import torch._dynamo.exc
-
-        return self.safe and isinstance(error, torch._dynamo.exc.TorchDynamoException)
-
     def _fail(self, error: Exception, batch: Tensors) -> tuple[Metrics, Tensors]:
         self._call, self.direct = None, False
-        self.failed = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.failed = _headline(error)
         warnings.warn(f"updates run eagerly: compiling failed ({self.failed})", stacklevel=3)
         return measured(self._function(batch))
+
+
+def _headline(error: Exception) -> str:
+    """The first line of an error's text, with the next one where it ends in a colon; its type if there is no text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def _of_tensors(function: Callable[[Tensors], Tensors], form: Any) -> Update:

@@ -55,16 +55,16 @@ class Updates:
         """The method of that name: its scalars as metrics, and the other tensors."""
         if not self._same():
             self.check()
-        if part in self._graphs:
-            graph = self._graphs[part]
-            if graph.used:
-                return graph(batch)
-            result = graph(batch)
+        graph = self._graphs.get(part)
+        if graph is None:
+            if not self._same_objects():
+                self.check()
+            return measured(getattr(self._learner, part)(batch))
+        first = not graph.used
+        result = graph(batch)
+        if first:
             self.check()  # a network that changes itself does so here for the first time
-            return result
-        if not self._same_objects():
-            self.check()
-        return measured(getattr(self._learner, part)(batch))
+        return result
 
     def check(self) -> None:
         """Refuse networks whose changes learning would miss, and leave graphs that would miss other changes."""
