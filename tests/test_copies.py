@@ -146,7 +146,7 @@ def test_a_copy_of_a_compiled_learner_compiles_its_own_updates(algo, tiny):
     learn(agent, algo, spaces, 1)
     twin = copy.deepcopy(agent)
     is_a_copy(agent, twin, algo, spaces)
-    assert agent.compiled and twin.compiled and all(graph.direct for graph in twin._run.values())
+    assert agent.compiled and twin.compiled and all(graph.direct for graph in twin._updates.graphs)
 
 
 def test_a_copy_keeps_rates_counters_and_shared_weights(tiny):
@@ -253,9 +253,10 @@ def test_networks_changed_behind_a_learners_back_are_neither_learned_nor_copied(
 
 
 @compiles
-def test_compiled_updates_refuse_them_too():
+@pytest.mark.parametrize("safe", [False, True], ids=["fast", "safe"])
+def test_compiled_updates_refuse_them_too(safe):
     agent = small_dqn()
-    agent.use_compiled()
+    agent.use_compiled(safe=safe)
     agent.update(rows(), global_step=0)
     network, target = agent.q_network, agent.target_network
     places = {p: p.data for module in (network, target) for p in module.parameters()}
@@ -280,9 +281,10 @@ def test_compiled_updates_refuse_them_too():
 
 
 @compiles
-def test_a_hook_after_compiling_is_learned_with_eagerly():
+@pytest.mark.parametrize("safe", [False, True], ids=["fast", "safe"])
+def test_a_hook_after_compiling_is_learned_with_eagerly(safe):
     agent, expected = small_dqn(), small_dqn()
-    agent.use_compiled()
+    agent.use_compiled(safe=safe)
     for learner in (agent, expected):
         learner.update(rows(), global_step=0)
         learner.q_network.body[1].register_forward_hook(lambda module, inputs, output: 3 * output)

@@ -489,7 +489,7 @@ def test_without_pictures_the_recurrence_alone_is_compiled():
 def test_elsewhere_than_on_a_cpu_nothing_is_compiled_nor_worth_it():
     agent = Dreamer(obs_shape=(3, 32, 32), size=SIZES["nano"], num_actions=2, device="meta")
     agent.use_compiled()
-    assert not agent.compiled and agent.WORTH_COMPILING > 10**9
+    assert not agent.compiled and agent.COMPILE_THRESHOLD > 10**9
 
 
 def test_why_a_kernel_cannot_be_built_is_the_compilers_first_error(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""A network of one's own acts as it learns: whatever is overridden, the numpy form of acting is the torch function or is not used."""
+"""A network of one's own acts as it learns: numpy acts only where it computes what torch computes."""
 
 from __future__ import annotations
 
@@ -53,15 +53,17 @@ SIZES = {"obs_dim": OBS, "action_dim": ACTIONS, "hidden_sizes": (16, 16)}
 
 
 class Case(NamedTuple):
-    """A model, a learner of it, what it learns to choose by (scores of choices, or a box's actions), and its overridable methods
-    with a change that turns what is chosen round."""
+    """A model, a learner of it, and what it learns to choose by: scores of choices, or a box's actions.
+
+    ``changes``: its overridable methods, each with a change of its result that reverses the choice.
+    """
 
     base: type
     arguments: dict[str, Any]
     learner: Callable[[Any], Any]
     learned: Callable[[Any, torch.Tensor], torch.Tensor]
     changes: dict[str, Callable[[Any], Any]]
-    last: Callable[[Any], nn.Module]  # a layer of which the negated output turns what is chosen round
+    last: Callable[[Any], nn.Module]  # a layer whose negated output reverses the choice
 
 
 def negated(x):
@@ -95,7 +97,8 @@ CASES: dict[str, Case] = {
         {"forward": first_negated, "features": first_negated, "outputs": negated}, lambda model: model.policy_head,
     ),
     "ppo, one trunk": Case(
-        MLPActorCritic, {**SIZES, "towers": 1}, lambda model: PPO(policy=model, **ON_POLICY), lambda model, obs: model(obs)[0],
+        MLPActorCritic, {**SIZES, "towers": 1}, lambda model: PPO(policy=model, **ON_POLICY),
+        lambda model, obs: model(obs)[0],
         {"forward": first_negated, "features": first_negated, "outputs": negated}, lambda model: model.policy_head,
     ),
     "ppg": Case(
@@ -107,7 +110,8 @@ CASES: dict[str, Case] = {
         {"forward": negated}, lambda model: model.body[1][0],
     ),
     "dueling dqn": Case(
-        MLPQNetwork, {**SIZES, "dueling": True}, lambda model: DQN(q_network=model, **VALUES), lambda model, obs: model(obs),
+        MLPQNetwork, {**SIZES, "dueling": True}, lambda model: DQN(q_network=model, **VALUES),
+        lambda model, obs: model(obs),
         {"forward": negated}, lambda model: model.body[1].advantage[-1],
     ),
     "qr_dqn": Case(
@@ -115,7 +119,8 @@ CASES: dict[str, Case] = {
         lambda model, obs: model(obs).mean(-1), {"forward": negated}, lambda model: model.body[1][0],
     ),
     "iqn": Case(
-        MLPIQNetwork, {**SIZES, "embedding_dim": 6}, lambda model: IQN(q_network=model, num_quantiles=4, action_samples=3, **VALUES),
+        MLPIQNetwork, {**SIZES, "embedding_dim": 6},
+        lambda model: IQN(q_network=model, num_quantiles=4, action_samples=3, **VALUES),
         lambda model, obs: model(obs, taus=midpoints(3).expand(len(obs), 3))[0].mean(-1),
         {"forward": first_negated, "encode": negated, "quantiles": negated}, lambda model: model.head[-1],
     ),
@@ -123,17 +128,20 @@ CASES: dict[str, Case] = {
         MLPFQFNetwork, {**SIZES, "embedding_dim": 6, "num_quantiles": 4},
         lambda model: FQF(q_network=model, num_quantiles=4, fraction_learning_rate=1e-3, **VALUES),
         lambda model, obs: model.values(obs),
-        {"encode": negated, "propose": other_first, "quantiles": negated, "values": negated}, lambda model: model.head[-1],
+        {"encode": negated, "propose": other_first, "quantiles": negated, "values": negated},
+        lambda model: model.head[-1],
     ),
     "sac": Case(
         MLPSACModel, SIZES, lambda model: SAC(model=model, alpha="auto", **SOFT),
         lambda model, obs: model.sample_actions(obs, deterministic=True).actions,
-        {"policy": first_negated, "sample_actions": lambda x: SampledActions(-x.actions, x.logprobs)}, lambda model: model.actor[-1],
+        {"policy": first_negated, "sample_actions": lambda x: SampledActions(-x.actions, x.logprobs)},
+        lambda model: model.actor[-1],
     ),
     "cql": Case(
         MLPSACModel, SIZES, lambda model: CQL(model=model, alpha=0.1, cql_alpha=1.0, num_cql_samples=2, **SOFT),
         lambda model, obs: model.sample_actions(obs, deterministic=True).actions,
-        {"policy": first_negated, "sample_actions": lambda x: SampledActions(-x.actions, x.logprobs)}, lambda model: model.actor[-1],
+        {"policy": first_negated, "sample_actions": lambda x: SampledActions(-x.actions, x.logprobs)},
+        lambda model: model.actor[-1],
     ),
     "td3_bc": Case(
         MLPTD3Model, SIZES, lambda model: TD3BC(model=model, **SOFT), lambda model, obs: model.actions(obs),
@@ -150,8 +158,8 @@ CASES: dict[str, Case] = {
     ),
     "bc for boxes": Case(
         MLPPolicy, {"head": SquashedGaussian(ACTIONS), "obs_dim": OBS, "hidden_sizes": (16,)},
-        lambda model: BC(policy=model, learning_rate=1e-3), lambda model, obs: model(obs)[:, :ACTIONS].tanh(), {"forward": negated},
-        lambda model: model.body[-1],
+        lambda model: BC(policy=model, learning_rate=1e-3), lambda model, obs: model(obs)[:, :ACTIONS].tanh(),
+        {"forward": negated}, lambda model: model.body[-1],
     ),
 }  # fmt: skip
 BOXES = {"ppo for boxes", "sac", "cql", "td3_bc", "iql", "bc for boxes"}
@@ -421,7 +429,8 @@ def test_an_own_discriminator_is_what_the_gradient_penalty_learns():
 
     discriminator = Own(obs_dim=OBS, action_dim=ACTIONS, hidden_sizes=(8,))
     agent = GAIL(
-        policy=MLPActorCritic(**SIZES), discriminator=discriminator, **ON_POLICY, discriminator_learning_rate=1e-3, gradient_penalty=1.0
+        policy=MLPActorCritic(**SIZES), discriminator=discriminator, **ON_POLICY, discriminator_learning_rate=1e-3,
+        gradient_penalty=1.0,
     )  # fmt: skip
     rows = {"obs": torch.from_numpy(observations(8)), "actions": torch.arange(8) % ACTIONS}
     metrics = agent.update_discriminator(rows, rows, global_step=0).metrics

@@ -290,7 +290,7 @@ def test_threads_given_are_obeyed_and_auto_respects_the_environment_aloud(
     threads, environment, used, words, wide, monkeypatch
 ):
     choice = chosen(threads, monkeypatch, environment)
-    assert choice.threads == used and choice.why == f"updates run eagerly, as asked, {words}"
+    assert choice.threads == used and choice.why == f"updates run eagerly, {words}: compile is false"
 
 
 def test_the_threads_that_are_recorded_are_used_and_kept_on_resume(wide, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def bc_loss(batch: Mapping[str, Any]) -> Tensors:
 class BC(Learner):
     """``policy`` maps observations to the outputs that its ``head`` makes a distribution of: an MLPPolicy, or like one."""
 
-    WORTH_COMPILING = 20_000
+    COMPILE_THRESHOLD = 20_000
 
     def __init__(self, *, policy: Any, learning_rate: float, normalizer: ObservationNormalizer | None = None) -> None:
         self.policy, self.normalizer = policy, normalizer

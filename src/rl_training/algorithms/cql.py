@@ -51,7 +51,7 @@ class CQL(SAC):
     """``lagrange``: the gap that ``cql_alpha`` is tuned to; None keeps it fixed. In the first ``bc_updates`` the actor imitates the
     data while the critics learn, as in the authors' code."""
 
-    WORTH_COMPILING = 1_000
+    COMPILE_THRESHOLD = 1_000
 
     def __init__(
         self,

@@ -125,9 +125,9 @@ class Dreamer(Learner):
         self._device, self._gamma, self._lam, self._entropy_coef = torch.device(device), gamma, lam, entropy_coef
         self._horizon, self._starts, self._slow_rate = imagination_horizon, imagination_batch_size, slow_rate
         self._sizes = (size.deter, self.world_model.rssm.flat, self._actions)
-        self.WORTH_COMPILING = 100 if self._fusible() else 10**12  # type: ignore[misc]
+        self.COMPILE_THRESHOLD = 100 if self._fusible() else 10**12  # type: ignore[misc]
 
-    def use_compiled(self) -> None:
+    def use_compiled(self, *, safe: bool = False) -> None:
         """Updates stay eager, since as a graph they would be unrolled over time and take minutes to compile; what is compiled are
         kernels of our own, for pictures on their way through the convolutions and for the recurrence."""
         parts = self._fusible()

@@ -46,7 +46,7 @@ def layer_decays(layers: int) -> tuple[float, ...]:
 class EnsembleDynamics(Learner):
     """``model`` is an MLPMOPOEnsembleModel, or a module with ``predict_distribution`` and ``ensemble_parameters``."""
 
-    WORTH_COMPILING = 2_000
+    COMPILE_THRESHOLD = 2_000
 
     def __init__(self, *, model: Any, learning_rate: float, name: str = "model") -> None:
         self.model = model

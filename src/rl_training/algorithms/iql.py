@@ -65,7 +65,7 @@ class IQL(BoxLearner):
     """``model`` is an MLPIQLModel or a module with its ``policy``, ``q_values``, ``values`` and three parameter lists."""
 
     CONTROLS = ("actor_rate",)
-    WORTH_COMPILING = 10_000
+    COMPILE_THRESHOLD = 10_000
 
     def __init__(
         self,

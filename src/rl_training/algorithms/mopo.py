@@ -66,15 +66,15 @@ class MOPO(Learner):
         self.dynamics = EnsembleDynamics(model=dynamics_model, learning_rate=model_learning_rate, name=self.NAME)
         self._penalty_coef, self._penalty = penalty_coef, penalty
 
-    WORTH_COMPILING = SAC.WORTH_COMPILING
+    COMPILE_THRESHOLD = SAC.COMPILE_THRESHOLD
 
     def optimizers(self) -> list[FlatOptimizer]:
         """The policy's: schedules do not reach the model."""
         return self.policy.optimizers()
 
-    def use_compiled(self) -> None:
-        self.policy.use_compiled()
-        self.dynamics.use_compiled()
+    def use_compiled(self, *, safe: bool = False) -> None:
+        self.policy.use_compiled(safe=safe)
+        self.dynamics.use_compiled(safe=safe)
 
     @property
     def compiled(self) -> bool:

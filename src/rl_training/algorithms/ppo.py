@@ -57,7 +57,7 @@ class PPO(Learner):
     """``policy`` is an MLPActorCritic or any module with its ``act`` and ``evaluate_actions``."""
 
     CONTROLS = ("clip_coef", "ent_coef")
-    WORTH_COMPILING = 60_000
+    COMPILE_THRESHOLD = 60_000
 
     def __init__(
         self,

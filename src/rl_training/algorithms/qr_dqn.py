@@ -49,7 +49,7 @@ class Predicted(NamedTuple):
 class QuantileLearner(ValueLearner):
     """Quantile regression towards r + γ Z(s', a*). A subclass gives both sides."""
 
-    WORTH_COMPILING = 4_000  # every quantile meets every target: eager, that is ten times the work of the rest
+    COMPILE_THRESHOLD = 4_000  # every quantile meets every target: eager, that is ten times the work of the rest
 
     def __init__(self, *, num_quantiles: int, kappa: float = 1.0, **options: Any) -> None:
         super().__init__(**options)

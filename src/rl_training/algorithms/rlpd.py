@@ -23,7 +23,7 @@ class RLPD(SAC):
     """``update`` takes the rows of ``updates_per_batch`` critic steps, one slice each, and makes one actor step on the last."""
 
     PARTS = ("_learn_critics", "_learn_actor")
-    WORTH_COMPILING = 5_000
+    COMPILE_THRESHOLD = 5_000
 
     def __init__(self, *, model: Any, updates_per_batch: int = 1, target_subset: int = 2, **options: Any) -> None:
         """Further options: see ``SAC``. ``target_subset``: how many target critics, drawn anew each step, are asked."""

@@ -84,7 +84,7 @@ class SAC(BoxLearner):
     What is learned is ``sample_actions``, so a model's own is also what acts; that of an MLPSACModel is its ``policy``, squashed.
     """
 
-    WORTH_COMPILING = 5_000
+    COMPILE_THRESHOLD = 5_000
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class TD3BC(BoxLearner):
 
     STATE = ("updates",)
     PARTS = ("_learn_critics", "_learn_actor")
-    WORTH_COMPILING = 10_000
+    COMPILE_THRESHOLD = 10_000
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class ValueLearner(Learner):
 
     STATE = ("updates",)
     CONTROLS = ("epsilon",)
-    WORTH_COMPILING = 40_000
+    COMPILE_THRESHOLD = 40_000
 
     def __init__(
         self,

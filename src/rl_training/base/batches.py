@@ -6,12 +6,17 @@ from collections.abc import Callable
 
 import torch
 
+__all__ = ["PackedBatch", "Tensors"]
+
 Tensors = dict[str, torch.Tensor]
 
 
 class PackedBatch(dict[str, torch.Tensor]):
-    """A batch whose tensors are columns of one matrix, ``packed``. A compiled update takes that matrix and applies ``unpack``
-    inside the graph: every tensor handed to a graph costs as much as a small kernel. Changing the batch unpacks it for good."""
+    """A batch whose tensors are columns of one matrix, ``packed``.
+
+    A compiled update takes that matrix and applies ``unpack`` inside the graph: every tensor handed to a graph costs as
+    much as a small kernel. Setting one of the tensors unpacks the batch for good.
+    """
 
     def __init__(self, columns: Tensors, packed: torch.Tensor, unpack: Callable[[torch.Tensor], Tensors]) -> None:
         super().__init__(columns)
@@ -23,6 +28,6 @@ class PackedBatch(dict[str, torch.Tensor]):
         super().__setitem__(name, value)
 
     def beside(self, **tensors: torch.Tensor) -> PackedBatch:
-        """With tensors that no update reads, such as where the rows came from."""
+        """This batch with tensors that no update reads, such as the indices of its rows; it stays packed."""
         super().update(tensors)
         return self

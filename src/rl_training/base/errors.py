@@ -1,10 +1,12 @@
-"""Exceptions of others as a part of our own messages."""
+"""Text of an exception, for messages that quote it."""
 
 from __future__ import annotations
 
+__all__ = ["raised", "reason"]
+
 
 def reason(error: BaseException) -> str:
-    """An exception's text in one line; with its type where the text alone says little, as for a KeyError, or where it has none."""
+    """An exception's text in one line, with its type where the text says little (a KeyError) or is empty."""
     text, kind = " ".join(str(error).split()), type(error).__name__
     if not text:
         return kind

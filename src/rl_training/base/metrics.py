@@ -1,4 +1,4 @@
-"""Numbers of an update that read as floats but cost nothing until somebody looks."""
+"""Metrics of an update: scalar tensors that are read as floats, and copied to the host only when they are read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+__all__ = ["Metrics", "both", "measured", "separate"]
+
 
 class Metrics(Mapping[str, float]):
-    """Scalar tensors by name, copied to the host in one go on the first look."""
+    """Scalar tensors by name, which become floats, all at once, when the first of them is read."""
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor] | torch.Tensor) -> None:
         """``tensors``: one scalar per name, or all of them in one tensor."""
@@ -38,12 +40,18 @@ class Metrics(Mapping[str, float]):
 
 
 def both(first: Mapping[str, float], second: Mapping[str, float]) -> Mapping[str, float]:
-    """The numbers of two parts of an update, still unread."""
+    """The metrics of two parts of an update, still unread."""
     return ChainMap(first, second)  # type: ignore[arg-type]
 
 
 def separate(results: dict[str, torch.Tensor]) -> tuple[list[str], list[torch.Tensor], dict[str, torch.Tensor]]:
-    """An update's results: names and tensors of the scalars, and whatever is no scalar."""
+    """Names and tensors of the scalars among an update's results, and the other results."""
     names = [name for name, tensor in results.items() if tensor.ndim == 0]
     rest = {name: tensor for name, tensor in results.items() if tensor.ndim > 0}
     return names, [results[name] for name in names], rest
+
+
+def measured(results: dict[str, torch.Tensor]) -> tuple[Metrics, dict[str, torch.Tensor]]:
+    """The scalars among an update's results as metrics, and the other results."""
+    names, scalars, rest = separate(results)
+    return Metrics(names, scalars), rest

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+__all__ = ["Rng", "Stateful"]
+
 
 class Stateful:
-    """Saves what it holds.
+    """An object whose state is that of its attributes.
 
     Every public attribute with a ``state_dict`` is a part and is saved under its own name; plain values listed in
     ``STATE`` are saved as they are. A leading underscore marks scratch: never saved. Loading is strict.

@@ -37,7 +37,10 @@ class TrainConfig(Options):
     loggers: Loggers = opt(("tensorboard",), "tensorboard, csv, wandb: where metrics go, beside metrics.jsonl")
     wandb_project: str | None = opt(None, "project in Weights & Biases; null: WANDB_PROJECT, or rl_training")
     tags: Strings = opt((), "free labels, kept with the run")
-    compile: bool | Literal["auto"] = opt("auto", "compile updates into one graph; auto: if the run is long enough")
+    compile: bool | Literal["safe", "auto"] = opt(
+        "auto",
+        "compile updates into one graph; safe: with torch.compile's guards; auto: true if the run is long enough",
+    )
     threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width, at most OMP_NUM_THREADS")
     progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")

@@ -1,10 +1,10 @@
-"""Acting: networks as functions of arrays, by numpy on zero-copy views of the parameters where that is the same, by torch elsewhere.
+"""Acting on the host: networks as functions of arrays, by numpy where that is the same function, by torch elsewhere.
 
-For one or a few observations a torch call costs ten times the arithmetic; numpy on the same memory does not. The views
-follow every update because optimizers change parameters in place.
+For one or a few observations a torch call costs ten times the arithmetic; numpy on the same memory does not. Numpy
+reads zero-copy views of the parameters, which follow every update because optimizers change parameters in place.
 
-What is learned and what acts must be one function. A numpy form stands in for certain methods of a model, which the model declares
-in ``REPLACED``; where any of them is overridden, by whatever means (``models.overrides``), torch acts.
+What is learned and what acts must be one function. A numpy form stands in for certain methods of a model, which the
+model declares in ``REPLACED``; where any of them is overridden, by whatever means (``models.overrides``), torch acts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.base.watch import watch
 from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
-from rl_training.models.overrides import altered, ordinary, overridden, redefined, watch
+from rl_training.models.overrides import altered, ordinary, overridden, redefined
 
 __all__ = [
     "MOST_ROWS",
@@ -44,24 +45,28 @@ MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
 
 
 def device_of(module: nn.Module) -> torch.device:
+    """The device of a module's first parameter; the CPU if it has none."""
     parameter = next(module.parameters(), None)
     return parameter.device if parameter is not None else torch.device("cpu")
 
 
 @torch.no_grad()
 def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Array) -> Any:
-    """``function`` of the arrays as tensors on the network's device: an array, or a tuple of arrays if it returns several tensors."""
+    """Call ``function`` with the arrays as tensors on the network's device.
+
+    The result is an array, or a tuple of arrays if the function returns several tensors.
+    """
     device = device_of(network)
     y = function(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
     return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
 
 
 class HostFunction:
-    """A function of arrays that a network computes, in numpy if ``numpy_form(network)`` makes such a function (and not None), else by
-    ``torch_form(network, *arguments)``.
+    """A network's function of arrays, in numpy where there is such a form, in torch elsewhere.
 
-    It follows the network: hooks, attributes, layers or memory that change later are noticed by the next call, and a copy of it
-    belongs to the copy of the network. So both forms must be functions of the network alone.
+    ``numpy_form(network)`` makes the function, or returns None; ``torch_form(network, *arguments)`` is called then.
+    It follows the network: hooks, attributes, layers or memory that change later are noticed by the next call, and a
+    copy of it belongs to the copy of the network. So both forms must be functions of the network alone.
     """
 
     def __init__(
@@ -76,7 +81,7 @@ class HostFunction:
 
     @property
     def in_numpy(self) -> bool:
-        """Whether it is, as things stand, numpy that computes it."""
+        """Whether the next call is computed by numpy."""
         if self._same is not None and not self._same():
             self._decide()
         return self._function is not None
@@ -104,8 +109,8 @@ def _never() -> bool:
 def host_forward(network: nn.Module) -> HostFunction:
     """``network(x)`` as a function of (array, generator or None).
 
-    With a generator, noisy layers draw their noise from it; without one they have none. By torch, their noise follows the module's
-    mode.
+    With a generator, noisy layers draw their noise from it; without one they have none. By torch, their noise follows
+    the module's mode.
     """
     return HostFunction(network, _numpy_forward, _torch_forward)
 
@@ -122,15 +127,18 @@ def _numpy_forward(network: nn.Module) -> Callable[..., Array] | None:
 
     def forward(x: Array, rng: np.random.Generator | None = None) -> Array:
         if len(x) > MOST_ROWS and not noisy:
-            return _torch_forward(network, x)
+            y: Array = _torch_forward(network, x)
+            return y
         return through(layers, x, rng)
 
     return forward
 
 
 def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
-    """The network's ``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` as functions of arrays; None where these would be
-    others than its own."""
+    """``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` of a quantile network, as functions of arrays.
+
+    None where the network has other such methods than its class, or layers without a numpy form.
+    """
     if overridden(network):
         return None
     encoder, embedding, head = (numpy_layers(part) for part in (network.encoder, network.embedding, network.head))
@@ -151,7 +159,7 @@ def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Ca
 
 
 def through(layers: list[Layer], x: Array, rng: np.random.Generator | None = None) -> Array:
-    """``x`` through the layers; never changed itself, whatever the layers do in place."""
+    """Pass ``x`` through the layers, which may work in place on anything but ``x`` itself."""
     given = x
     for layer in layers:
         x = layer(x, rng, None if x is given else x)
@@ -159,8 +167,10 @@ def through(layers: list[Layer], x: Array, rng: np.random.Generator | None = Non
 
 
 def numpy_layers(module: nn.Module) -> list[Layer] | None:
-    """The module's layers as functions of (array, generator or None, where to write or None); None if one of them has no numpy
-    form here, or computes something else than its class does."""
+    """A module's layers as functions of (array, generator or None, array to write to or None).
+
+    None if one of them has no numpy form here, or computes something else than its class does.
+    """
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in module.parameters()):
         return None
     if isinstance(getattr(module, "body", None), nn.Module) and not overridden(module, "forward"):
@@ -176,7 +186,7 @@ def _linear(layer: nn.Linear) -> list[Layer]:
     bias = layer.bias.detach().numpy() if layer.bias is not None else np.float32(0)
 
     def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
-        y = np.dot(x, weight)
+        y: Array = np.dot(x, weight)
         y += bias
         return y
 
@@ -207,7 +217,8 @@ def _dueling(head: DuelingHead) -> list[Layer] | None:
     def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
         v, a = through(value, x, rng), through(advantage, x, rng)
         a = a.reshape(*x.shape[:-1], head.actions, head.atoms)
-        return (v[..., None, :] + a - a.mean(-2, keepdims=True)).reshape(*x.shape[:-1], -1)
+        q: Array = v[..., None, :] + a - a.mean(-2, keepdims=True)
+        return q.reshape(*x.shape[:-1], -1)
 
     return [forward]
 
@@ -216,7 +227,7 @@ def _ensemble_linear(layer: EnsembleLinear) -> list[Layer]:
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
     def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
-        y = np.matmul(x, weight)
+        y: Array = np.matmul(x, weight)
         y += bias
         return y
 

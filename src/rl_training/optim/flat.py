@@ -1,4 +1,4 @@
-"""Optimizers of flat parameters: views of one tensor, one fused kernel per step, target networks that follow."""
+"""Optimizers of flat parameters: views of one tensor, one fused kernel for each step, target networks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from torch import nn
 
 from rl_training.base.batches import Tensors
 
-
-def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [p for p in params if p.requires_grad]
-
+__all__ = ["MOVED", "FlatAdam", "FlatLaProp", "FlatOptimizer", "FlatParameters", "FlatRMSprop", "Target", "descend"]
 
 MOVED = (
     "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
@@ -24,7 +21,7 @@ MOVED = (
 class FlatParameters:
     """Parameters as views of one flat tensor. Move modules to their device before this, never after.
 
-    A copy, made together with the module, is views of a flat tensor of its own.
+    A copy that is made together with the module has a flat tensor of its own.
     """
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
@@ -33,12 +30,12 @@ class FlatParameters:
         self._attach()
 
     def _attach(self) -> None:
-        for p, view in zip(self.params, self.flat.split([p.numel() for p in self.params])):
+        for p, view in zip(self.params, torch.split(self.flat, [p.numel() for p in self.params])):
             p.data = view.view_as(p)
 
     @property
     def attached(self) -> bool:
-        """Whether every parameter still lies where it belongs."""
+        """Whether every parameter still is a view of its part of the flat tensor."""
         place, size = self.flat.data_ptr(), self.flat.element_size()
         for p in self.params:
             if p.data_ptr() != place or p.dtype != self.flat.dtype:
@@ -59,9 +56,9 @@ class FlatParameters:
 class FlatOptimizer(FlatParameters):
     """An optimizer of parameters that become views of one flat tensor.
 
-    Stepping changes that tensor behind autograd's back, so take every gradient of an update before stepping anything: use
-    ``descend``. The learning rate is a tensor, so a schedule reaches compiled updates too. Subclasses keep their state in the
-    tensors they name in ``TENSORS``.
+    Autograd does not see a step, so take every gradient of an update before any step: use ``descend``. The learning
+    rate is a tensor, so a schedule reaches compiled updates too. Subclasses keep their state in the tensors they name
+    in ``TENSORS``.
     """
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
@@ -74,8 +71,9 @@ class FlatOptimizer(FlatParameters):
         max_grad_norm: float | None = None,
         sharing: FlatOptimizer | None = None,
     ) -> None:
-        """``sharing``: another optimizer of the same parameters; both move the same memory, each with a state of its own."""
-        params = trainable(params)
+        """``sharing``: another optimizer of the same parameters; both change the same memory, each has its own
+        state."""
+        params = [p for p in params if p.requires_grad]
         if not params:
             raise ValueError(f"{type(self).__name__} got no parameters")
         if sharing is None:
@@ -88,7 +86,8 @@ class FlatOptimizer(FlatParameters):
         self.max_grad_norm = max_grad_norm
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        """Only with respect to what it owns: an actor loss costs no critic weight gradients."""
+        """The flat gradient of a loss, with respect to its own parameters only: an actor loss costs no critic
+        gradients."""
         if not torch.compiler.is_compiling() and not self.attached:
             raise RuntimeError(MOVED)
         grads = torch.autograd.grad(loss, self.params, allow_unused=True)
@@ -98,6 +97,7 @@ class FlatOptimizer(FlatParameters):
 
     @torch.no_grad()
     def step(self, grad: torch.Tensor) -> None:
+        """Move the parameters by a flat gradient, cut to ``max_grad_norm``."""
         if self.max_grad_norm is not None:
             grad = grad * (self.max_grad_norm / (grad.norm() + 1e-6)).clamp(max=1)
         self._step(grad)
@@ -119,8 +119,8 @@ class FlatOptimizer(FlatParameters):
             tensor.copy_(state[name])
 
 
-class FlatAdam(FlatOptimizer):
-    """Adam (Kingma & Ba, 2015)."""
+class _Moments(FlatOptimizer):
+    """An optimizer with running means of the gradient and of its square, and a count of steps to correct their bias."""
 
     TENSORS = ("mean", "square", "count")
 
@@ -139,6 +139,10 @@ class FlatAdam(FlatOptimizer):
         self.count = torch.zeros((), device=self.flat.device)
         self.betas, self.eps = betas, eps
 
+
+class FlatAdam(_Moments):
+    """Adam (Kingma & Ba, 2015)."""
+
     def _step(self, grad: torch.Tensor) -> None:
         b1, b2 = self.betas
         self.count.add_(1)
@@ -155,7 +159,7 @@ class FlatAdam(FlatOptimizer):
 
 
 class FlatRMSprop(FlatOptimizer):
-    """RMSprop (Tieleman & Hinton, 2012), as it comes: not centred, no momentum."""
+    """RMSprop (Tieleman & Hinton, 2012), not centred and without momentum."""
 
     TENSORS = ("square",)
 
@@ -169,31 +173,22 @@ class FlatRMSprop(FlatOptimizer):
         self.flat.sub_(self.lr * grad / (self.square.sqrt() + self.eps))
 
 
-class FlatLaProp(FlatOptimizer):
-    """LaProp (Ziyin et al., 2020): gradients are scaled first, then averaged. Before that, the gradient of every parameter is cut to a
-    share of its norm (adaptive clipping, Brock et al., 2021)."""
+class FlatLaProp(_Moments):
+    """LaProp (Ziyin et al., 2020), which scales gradients first and averages then, with adaptive clipping before it.
 
-    TENSORS = ("mean", "square", "count")
+    Adaptive clipping (Brock et al., 2021) cuts the gradient of every parameter to a share of the parameter's norm.
+    """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-20,
-        share: float = 0.3,
-        least: float = 1e-3,
+        self, params: Iterable[nn.Parameter], *, lr: float, eps: float = 1e-20, share: float = 0.3, least: float = 1e-3
     ) -> None:
-        super().__init__(params, lr=lr)
-        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.count = torch.zeros((), device=self.flat.device)
-        self.betas, self.eps, self.share, self.least = betas, eps, share, least
+        super().__init__(params, lr=lr, eps=eps)
+        self.share, self.least = share, least
         self._sizes = [p.numel() for p in self.params]
 
     def clipped(self, grad: torch.Tensor) -> torch.Tensor:
-        """No parameter's gradient larger than ``share`` of the parameter (or of ``least``)."""
-        pieces = zip(grad.split(self._sizes), self.flat.split(self._sizes))
+        """The gradient, for each parameter at most ``share`` of the parameter's norm (or of ``least``)."""
+        pieces = zip(torch.split(grad, self._sizes), torch.split(self.flat, self._sizes))
         limits = [(g, self.share * p.norm().clamp(min=self.least)) for g, p in pieces]
         return torch.cat([g * (limit / (g.norm() + 1e-12)).clamp(max=1) for g, limit in limits])
 
@@ -208,13 +203,13 @@ class FlatLaProp(FlatOptimizer):
 
 
 def descend(*pairs: tuple[FlatOptimizer, torch.Tensor]) -> None:
-    """All gradients first, then all steps: no loss ever sees another's new parameters."""
+    """A step of each optimizer on its loss: all gradients first, so that no loss sees another's new parameters."""
     for optimizer, grad in [(optimizer, optimizer.gradient(loss)) for optimizer, loss in pairs]:
         optimizer.step(grad)
 
 
 class Target(FlatParameters):
-    """A slowly following copy of some of a module's parameters, as one flat tensor, and of its buffers."""
+    """The parameters of a target network, as one flat tensor, and its buffers with those that they follow."""
 
     def __init__(
         self, online: nn.Module, target: nn.Module, parameters: Callable[[Any], Iterable[nn.Parameter]]
@@ -225,5 +220,6 @@ class Target(FlatParameters):
         target.requires_grad_(False)
 
     def copy_buffers(self) -> None:
+        """Give the target network's buffers the values of the online network's."""
         for target, source in self._buffers:
             target.copy_(source)

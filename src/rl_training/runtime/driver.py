@@ -102,8 +102,7 @@ class Driver:
             run.engine = Engine.restored(saved_engine)
         else:
             run.engine = Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
-        if run.engine.compile:
-            agent.use_compiled()
+        run.engine.prepare(agent)
 
     def _evaluate(self) -> None:
         run, agent, evaluator = self._run, self._loop.agent, self._evaluator

@@ -1,8 +1,9 @@
-"""How updates run: compiled or not, on how many threads. Decided once per run, stored with it, used again on resume.
+"""How updates run: compiled or not, on how many threads. Decided once for each run, stored with it, used again on
+resume.
 
-A number of threads that the config gives is obeyed. ``auto`` goes by the width of the networks and the processors that are free to
-use, and takes no more than OMP_NUM_THREADS, which is how clusters and people with several runs divide a machine; since sums of
-several threads round differently, the run says so where that made a difference.
+A number of threads in the config is obeyed. ``auto`` goes by the width of the networks and the processors that are free
+to use, and takes no more than OMP_NUM_THREADS, which is how clusters and people with several runs divide a machine;
+since sums of several threads round differently, the run says so where that made a difference.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
 from rl_training.experiment.config import TrainConfig
-from rl_training.optim.compiled import cannot_compile
+from rl_training.optim.compiled import cannot_compile, lacking
+
+__all__ = ["Engine", "keep_freed_memory", "processors", "resolve_device"]
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4
@@ -28,46 +31,50 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def resolve_device(name: str) -> torch.device:
-    """The one place that knows devices: ``auto`` is the first GPU, or the CPU."""
+    """The torch device of a config's ``device``; ``auto`` is the first GPU, or the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but torch sees no GPU")
+        raise ValueError(f"device {name!r} is set, but torch sees no GPU")
     return device
+
+
+Compile = bool | Literal["safe"]
 
 
 @dataclass(frozen=True)
 class Engine:
-    compile: bool
+    """How the updates of a run are computed; ``why`` says so in a sentence."""
+
+    compile: Compile
     threads: int
     why: str = ""
 
     @classmethod
     def choose(cls, config: TrainConfig, learner: Learner, expected_updates: int) -> Engine:
+        """The engine of a new run, from its config and from the number of updates that it will make."""
         threads, on = _threads(config, learner)
-        if config.compile is False:
-            return cls(False, threads, f"updates run eagerly, as asked, {on}")
-        obstacle = cannot_compile()
-        if obstacle:
-            return cls(False, threads, f"updates run eagerly, {on}: {obstacle}")
-        if config.compile is True:
-            return cls(True, threads, f"updates are compiled, as asked, {on}; the first one takes a while")
-        if expected_updates < learner.WORTH_COMPILING:
-            few = (
-                f"{expected_updates:,} updates are too few to be worth compiling (from {learner.WORTH_COMPILING:,} on)"
-            )
-            return cls(False, threads, f"updates run eagerly, {on}: {few}")
-        expected = f"{expected_updates:,} expected"
-        return cls(True, threads, f"updates are compiled ({expected}), {on}; the first one takes a while")
+        compiled, because = _compile(config.compile, learner, expected_updates)
+        if not compiled:
+            return cls(False, threads, f"updates run eagerly, {on}: {because}")
+        guarded = " with torch.compile's guards" if compiled == "safe" else ""
+        return cls(compiled, threads, f"updates are compiled{guarded}, {on}: {because}; the first one takes a while")
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Engine:
-        why = f"updates run as in the first part of the run, {_on(state['threads'])}"
-        return cls(**state, why=why)
+        """The engine that a checkpoint's run began with."""
+        return cls(**state, why=f"updates run as in the first part of the run, {_on(state['threads'])}")
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "why"}
+    def state_dict(self, learner: Learner | None = None) -> dict[str, Any]:
+        """What a resumed run needs; with its learner, also that compiling failed."""
+        compiled = self.compile if learner is None or learner.compiled else False
+        return {"compile": compiled, "threads": self.threads}
+
+    def prepare(self, learner: Learner) -> None:
+        """Let the learner's updates run as decided."""
+        if self.compile:
+            learner.use_compiled(safe=self.compile == "safe")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -86,8 +93,11 @@ class Engine:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what updates free: giving it back to the system and fetching it anew, page by page, takes up to
-    a third of an update whose intermediate results are megabytes. Linux with glibc; elsewhere nothing happens."""
+    """Let the C library keep memory that updates free.
+
+    Giving it back to the system and fetching it anew, page by page, takes up to a third of an update whose intermediate
+    results are megabytes. Linux with glibc; elsewhere nothing happens.
+    """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
@@ -102,12 +112,27 @@ def _modules(learner: Learner) -> list[nn.Module]:
     return found
 
 
+def _compile(setting: Compile | Literal["auto"], learner: Learner, expected_updates: int) -> tuple[Compile, str]:
+    """Whether and how to compile, and why."""
+    if setting is False:
+        return False, "compile is false"
+    if obstacle := cannot_compile():
+        return False, obstacle
+    if setting == "safe":
+        return "safe", "compile is safe"
+    if setting == "auto" and expected_updates < learner.COMPILE_THRESHOLD:
+        return False, f"{expected_updates:,} updates are too few (compiling pays from {learner.COMPILE_THRESHOLD:,} on)"
+    if missing := lacking():
+        return "safe", missing
+    return True, "compile is true" if setting is True else f"{expected_updates:,} expected"
+
+
 def _on(threads: int) -> str:
     return f"on {threads} thread{'s' if threads != 1 else ''}"
 
 
 def _threads(config: TrainConfig, learner: Learner) -> tuple[int, str]:
-    """How many, and the words that say so."""
+    """The number of threads, and the words that say so."""
     if config.threads != "auto":
         return config.threads, _on(config.threads)
     useful, cap = _useful_threads(learner), _environment_cap()
@@ -125,7 +150,7 @@ def _useful_threads(learner: Learner) -> int:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -133,5 +133,4 @@ class Run(Counters):
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
-        engine = {**self.engine.state_dict(), "compile": self.trainer.algorithm.compiled}
-        return {**super().state_dict(), "engine": engine}
+        return {**super().state_dict(), "engine": self.engine.state_dict(self.trainer.algorithm)}
