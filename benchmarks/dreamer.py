@@ -56,7 +56,7 @@ def work(agent) -> dict[str, Callable]:
     target, noise = model.encoder.target(batch["obs"]), rssm.noise(*shape)
     tokens = torch.randn(*shape, model.encoder.width, requires_grad=True)
     features = torch.randn(*shape, model.width, requires_grad=True)
-    inputs, weights = agent.as_inputs(batch["actions"]), torch.randn(*shape, model.encoder.width)
+    inputs, weights = agent.actor.as_inputs(batch["actions"]), torch.randn(*shape, model.encoder.width)
 
     def back(output: torch.Tensor, *inputs: torch.Tensor, modules: tuple = ()) -> None:
         leaves = [*inputs, *(p for module in modules for p in module.parameters())]
@@ -70,14 +70,14 @@ def work(agent) -> dict[str, Callable]:
         reward = model.bins.loss(model.reward(features).log_softmax(-1), batch["rewards"]).mean()
         prior = rssm.prior(features[..., : rssm.size.deter]).square().mean()
         modules = (model.reward, model.goes_on, rssm.prior_net)
-        back(reward + prior + model.goes_on(features).mean(), features, modules=modules)
+        back(reward + prior + model.continue_logits(features).mean(), features, modules=modules)
 
     def behaviour() -> None:
-        for loss, module in zip(agent._behaviour_losses(imagined), (agent.actor, agent.critic)):
-            back(loss, modules=(module,))
+        back(agent._actor_loss(imagined)[0], modules=(agent.actor,))
+        back(agent._critic_loss(imagined), modules=(agent.critic,))
 
     with torch.no_grad():
-        observed, _, _ = agent._observed(batch)
+        observed, _, _ = agent.observe(batch)
         imagined = agent._imagine(observed)
         gradient = torch.zeros_like(agent.world_optimizer.flat)
     return {
