@@ -73,7 +73,7 @@ def load_agent(path: str | Path) -> tuple[TrainConfig, Any]:
 def reconstruct_episode(
     config: TrainConfig, agent: Dreamer, *, steps: int = 50, seed: int = 0, context: int = 5
 ) -> Reconstructions:
-    """An episode of the agent, reconstructed by its world model, and imagined from its first ``context`` observations."""
+    """An episode of the agent, its world model's reconstruction, and imagination from the first few observations."""
     batch = _own_episode(config, agent, steps, seed)
     torch.manual_seed(seed)
     states, _, target = agent.observe(batch)
@@ -87,7 +87,8 @@ def reconstruct_episode(
     decode = agent.world_model.decoder
     shown = target.float() * UNIT if target.ndim == 5 else target
     strips = (shown, decode(states.features), decode(torch.stack(features)))
-    return Reconstructions(*(strip[:, 0].numpy() for strip in strips), context=context)
+    real, reconstructed, imagined = (strip[:, 0].numpy() for strip in strips)
+    return Reconstructions(real, reconstructed, imagined, context)
 
 
 def _own_episode(config: TrainConfig, agent: Dreamer, steps: int, seed: int) -> dict[str, torch.Tensor]:
