@@ -12,7 +12,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 def test_every_model_can_be_drawn(tiny, tmp_path, capsys, algo):
     pytest.importorskip("matplotlib")
     result = get_algorithm_spec(algo).train(tiny(algo, total_timesteps=60))
-    output = tmp_path / "pictures" / "model.png"
+    output = tmp_path / "plots" / "model.png"
     assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", str(output), "--steps", "15"]) == 0
     assert output.read_bytes()[:4] == b"\x89PNG" and "after one step" in capsys.readouterr().out
 
@@ -24,15 +24,15 @@ def test_predictions_start_where_the_episode_does(tiny):
     assert np.array_equal(seen.predicted[:, 0], np.repeat(seen.real[:1], 3, 0))
 
 
-@pytest.mark.parametrize("pictures", [False, True])
-def test_reconstructions_and_imagination_of_a_dreamer_can_be_drawn(tiny, tmp_path, capsys, pictures):
+@pytest.mark.parametrize("images", [False, True])
+def test_reconstructions_and_imagination_of_a_dreamer_can_be_drawn(tiny, tmp_path, capsys, images):
     pytest.importorskip("matplotlib")
-    wrappers = {"wrappers": {"pixels": {"resize_shape": [32, 32]}}} if pictures else {}
+    wrappers = {"wrappers": {"pixels": {"resize_shape": [32, 32]}}} if images else {}
     result = get_algorithm_spec("dreamer").train(tiny("dreamer", total_timesteps=40, env_kwargs=wrappers))
     output = tmp_path / "episode.png"
     assert main(["inspect-model", "--checkpoint", str(result.run_dir), "--output", str(output), "--steps", "12"]) == 0
     assert output.read_bytes()[:4] == b"\x89PNG" and "imagining" in capsys.readouterr().out
-    assert output.with_suffix(".gif").exists() is pictures
+    assert output.with_suffix(".gif").exists() is images
     episode = reconstruct_episode(*load_agent(result.run_dir), steps=12)
     assert np.array_equal(episode.reconstructed[:5], episode.imagined[:5])
     assert not np.array_equal(episode.reconstructed[6], episode.imagined[6])

@@ -45,10 +45,12 @@ SIZES = {
 
 
 def symlog(x: torch.Tensor) -> torch.Tensor:
+    """sign(x) log(1 + |x|)."""
     return x.sign() * x.abs().log1p()
 
 
 def symexp(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of symlog."""
     return x.sign() * x.abs().expm1()
 
 
