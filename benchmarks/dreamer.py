@@ -1,8 +1,8 @@
-"""Dreamer's updates on pictures: how many per processor second, where the time goes, and what a full buffer takes.
+"""Dreamer's updates on images: how many per processor second, where the time goes, and what a full buffer takes.
 
     python benchmarks/dreamer.py [--rounds 7] [--no-record]
 
-Size tiny, 16 sequences of 64 pictures of 64 x 64 x 3, one thread. Everything in turn, several rounds, medians. The result goes to
+Size tiny, 16 sequences of 64 images of 64 x 64 x 3, one thread. Everything in turn, several rounds, medians. The result goes to
 benchmarks/results/speed/dreamer.json; memory is measured in a process of its own.
 """
 
@@ -56,7 +56,7 @@ def work(agent) -> dict[str, Callable]:
     target, noise = model.encoder.target(batch["obs"]), rssm.noise(*shape)
     tokens = torch.randn(*shape, model.encoder.width, requires_grad=True)
     features = torch.randn(*shape, model.width, requires_grad=True)
-    inputs, weights = agent.as_inputs(batch["actions"]), torch.randn(*shape, model.encoder.width)
+    inputs, weights = agent.actor.as_inputs(batch["actions"]), torch.randn(*shape, model.encoder.width)
 
     def back(output: torch.Tensor, *inputs: torch.Tensor, modules: tuple = ()) -> None:
         leaves = [*inputs, *(p for module in modules for p in module.parameters())]
@@ -70,14 +70,14 @@ def work(agent) -> dict[str, Callable]:
         reward = model.bins.loss(model.reward(features).log_softmax(-1), batch["rewards"]).mean()
         prior = rssm.prior(features[..., : rssm.size.deter]).square().mean()
         modules = (model.reward, model.goes_on, rssm.prior_net)
-        back(reward + prior + model.goes_on(features).mean(), features, modules=modules)
+        back(reward + prior + model.continue_logits(features).mean(), features, modules=modules)
 
     def behaviour() -> None:
-        for loss, module in zip(agent._behaviour_losses(imagined), (agent.actor, agent.critic)):
-            back(loss, modules=(module,))
+        back(agent._actor_loss(imagined)[0], modules=(agent.actor,))
+        back(agent._critic_loss(imagined), modules=(agent.critic,))
 
     with torch.no_grad():
-        observed, _, _ = agent._observed(batch)
+        observed, _, _ = agent.observe(batch)
         imagined = agent._imagine(observed)
         gradient = torch.zeros_like(agent.world_optimizer.flat)
     return {
@@ -107,22 +107,22 @@ def times(rounds: int) -> dict[str, list[float]]:
 
 
 def memory() -> dict[str, float]:
-    """Gigabytes (10^9 bytes) of a buffer of 100,000 pictures, and of a process that learns from it, at its most."""
+    """Gigabytes (10^9 bytes) of a buffer of 100,000 images, and of a process that learns from it, at its most."""
     import numpy as np
 
     from rl_training.data import RecurrentReplayBuffer
 
     buffer = RecurrentReplayBuffer(FRAMES, 1, (3, SIDE, SIDE), LENGTH, np.uint8, (), np.int64)
-    picture = np.random.default_rng(0).integers(256, size=(1, 3, SIDE, SIDE), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(256, size=(1, 3, SIDE, SIDE), dtype=np.uint8)
     zero = np.zeros(1, np.float32)
     for _ in range(FRAMES):
-        buffer.add(obs=picture, actions=zero, rewards=zero, next_obs=picture, dones=zero)
+        buffer.add(obs=image, actions=zero, rewards=zero, next_obs=image, dones=zero)
     agent = learner()
     for _ in range(3):
         agent.update(buffer.sample(BATCH), global_step=0)
-    held = sum(column.nbytes for column in buffer._columns.values())
+    stored = sum(column.nbytes for column in buffer._columns.values())
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"frames": len(buffer), "buffer_gb": round(held / 1e9, 3), "process_gb": round(most / 1e9, 3)}
+    return {"frames": len(buffer), "buffer_gb": round(stored / 1e9, 3), "process_gb": round(most / 1e9, 3)}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rl_training.models.dreamer import PictureNorm
+from rl_training.models.dreamer import ImageNorm
 from rl_training.models.rssm import BlockLinear
 
 EPS = torch.finfo(torch.float32).eps
@@ -79,7 +79,7 @@ def rounding(module: nn.Module, seed: int) -> nn.Module:
             z = rounded(torch.mul, d, scale)
             return rounded(lambda z, a, b: z * a + b, z, part.weight, part.bias, products=True)
 
-        if not isinstance(part, PictureNorm):
+        if not isinstance(part, ImageNorm):
             return forward
         return lambda x: rounded(F.silu, forward(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
 

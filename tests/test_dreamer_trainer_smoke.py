@@ -33,7 +33,7 @@ def test_small_pictures_are_learned_and_their_size_is_said(tiny, capsys, num_env
     config = tiny("dreamer", total_timesteps=64, progress="lines", num_envs=num_envs, optimizer="laprop")
     metrics = spec.train(config, env=Pictures).metrics
     assert np.isfinite(metrics["dreamer_world_model_loss"])
-    assert "pictures of 36 x 36 are resized to 32 x 32" in capsys.readouterr().err
+    assert "images of 36 x 36 are resized to 32 x 32" in capsys.readouterr().err
 
 
 def test_boxes_have_a_bounded_normal_actor_and_runs_with_them_resume_exactly(tiny):

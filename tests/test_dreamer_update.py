@@ -1,22 +1,12 @@
-"""Dreamer's maths: numbers in bins, balanced divergences, resets, returns, and whose gradient goes where."""
+"""Dreamer's maths: two-hot bins, KL losses, resets, λ-returns, and which parameters each loss has gradients for."""
 
 import pytest
 import torch
 
-from rl_training.algorithms.dreamer import Dreamer, ReturnScale, balanced_divergence, lambda_returns
+from rl_training.algorithms.dreamer import Dreamer, ReturnScale, kl_losses, lambda_returns
 from rl_training.models import dreamer
-from rl_training.models.dreamer import (
-    RSSM,
-    SIZES,
-    UNIMIX,
-    PixelDecoder,
-    PixelEncoder,
-    Size,
-    State,
-    TwoHot,
-    symexp,
-    symlog,
-)
+from rl_training.models.dreamer import SIZES, PixelDecoder, PixelEncoder, TwoHot, symexp, symlog
+from rl_training.models.rssm import RSSM, UNIMIX, Size, State
 from rl_training.optim.flat import FlatLaProp
 
 SMALL = Size(deter=16, hidden=16, latents=3, classes=4, units=16, depth=2, blocks=2)
@@ -53,7 +43,7 @@ def test_two_hot_weights_are_two_sum_to_one_and_give_the_number_back():
     torch.testing.assert_close(mean, x, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_chances_everywhere_mean_exactly_nothing():
+def test_equal_probabilities_everywhere_have_a_mean_of_exactly_zero():
     assert TwoHot().mean(torch.zeros(3, 255)).tolist() == [0.0, 0.0, 0.0]
 
 
@@ -74,14 +64,14 @@ def logprobs(seed, requires_grad=True):
     return logits.requires_grad_(requires_grad)
 
 
-def test_each_divergence_moves_one_side_only_and_costs_nothing_below_the_free_nats():
+def test_each_kl_loss_has_gradients_for_one_side_only_and_none_below_the_free_nats():
     for which in (0, 1):
         posterior, prior = logprobs(1), logprobs(2)
-        balanced_divergence(posterior.log_softmax(-1), prior.log_softmax(-1))[which].sum().backward()
+        kl_losses(posterior.log_softmax(-1), prior.log_softmax(-1))[which].sum().backward()
         moved = [x.grad is not None and bool(x.grad.abs().sum() > 0) for x in (posterior, prior)]
         assert moved == [which == 1, which == 0]
     same = logprobs(1)
-    free = balanced_divergence(same.log_softmax(-1), same.log_softmax(-1))
+    free = kl_losses(same.log_softmax(-1), same.log_softmax(-1))
     assert all(part.tolist() == [1.0] * 5 for part in free)
     torch.stack(free).sum().backward()
     assert same.grad.abs().sum() == 0
@@ -92,14 +82,14 @@ def test_every_class_keeps_a_little_probability_and_latents_are_straight_through
     logits = torch.full((1, 12), -1e4).index_fill(1, torch.tensor([0, 4, 8]), 1e4)
     assert rssm.logprobs(logits).exp().min().item() == pytest.approx(UNIMIX / 4)
     logp = torch.randn(2, 3, 4).log_softmax(-1).requires_grad_()
-    drawn = rssm.draw(logp, rssm.noise(2))
+    drawn = rssm.sample(logp, rssm.noise(2))
     assert set(drawn.detach().round(decimals=5).unique().tolist()) == {0.0, 1.0} and drawn.shape == (2, 12)
     weights = torch.randn(2, 12)
     (grad,) = torch.autograd.grad((drawn * weights).sum(), logp)
     torch.testing.assert_close(grad, logp.exp().detach() * weights.view(2, 3, 4))
 
 
-def test_what_came_before_an_episode_starts_is_forgotten_action_included():
+def test_the_start_of_an_episode_resets_state_and_previous_action():
     rssm = RSSM(SMALL, 3, 8)
     length, n = 5, 2
     tokens, noise, starts = torch.randn(length, n, 8), rssm.noise(length, n), torch.zeros(length, n)
@@ -129,17 +119,17 @@ def test_blocks_of_the_recurrence_do_not_see_each_others_state():
 
 def test_lambda_returns_by_hand_and_their_fixed_point():
     rewards = torch.tensor([[9.0], [1.0], [2.0]])
-    goes_on, values = torch.tensor([[9.0], [0.5], [0.5]]), torch.tensor([[9.0], [4.0], [8.0]])
+    discounts, values = torch.tensor([[9.0], [0.5], [0.5]]), torch.tensor([[9.0], [4.0], [8.0]])
     last = 2 + 0.5 * 8
-    assert lambda_returns(rewards, goes_on, values, 0.5)[:, 0].tolist() == [1 + 0.5 * (0.5 * 4 + 0.5 * last), last]
+    assert lambda_returns(rewards, discounts, values, 0.5)[:, 0].tolist() == [1 + 0.5 * (0.5 * 4 + 0.5 * last), last]
     right = torch.full((6, 1), 10.0)  # r = 1 for ever at 0.9 is worth ten
     torch.testing.assert_close(lambda_returns(torch.ones(6, 1), right * 0.09, right, 0.7), right[:-1])
 
 
 def test_returns_stop_at_the_last_observation_of_an_episode():
-    rewards, goes_on = torch.tensor([[0.0], [1.0], [50.0]]), torch.ones(3, 1)
-    values, ends = torch.tensor([[0.0], [3.0], [70.0]]), torch.tensor([[0.0], [1.0], [0.0]])
-    assert lambda_returns(rewards, goes_on, values, 0.9, ends)[0, 0].item() == pytest.approx(1 + 3)
+    rewards, discounts = torch.tensor([[0.0], [1.0], [50.0]]), torch.ones(3, 1)
+    values, last = torch.tensor([[0.0], [3.0], [70.0]]), torch.tensor([[0.0], [1.0], [0.0]])
+    assert lambda_returns(rewards, discounts, values, 0.9, last)[0, 0].item() == pytest.approx(1 + 3)
 
 
 def test_the_scale_of_returns_follows_their_range():
@@ -148,9 +138,9 @@ def test_the_scale_of_returns_follows_their_range():
         assert scale.update(returns).item() == pytest.approx(max(1, 50 * (1 - 0.99**n)), rel=1e-3)
 
 
-def test_a_state_that_cannot_go_on_weighs_nothing_and_one_that_does_is_discounted():
+def test_imagined_states_after_a_termination_weigh_nothing_and_others_are_discounted():
     learner = agent()
-    states, _, _ = learner._observed(sequences())
+    states, _, _ = learner.observe(sequences())
     with torch.no_grad():
         last = learner.world_model.goes_on[-1]
         last.weight.zero_()
@@ -169,9 +159,9 @@ def test_gradients_go_where_they_should():
     learner, batch = agent(), sequences()
     for module in (learner.world_model.reward, learner.critic.net):  # away from their start at zero
         torch.nn.init.normal_(module[-1].weight, std=0.1)
-    world, states, _ = learner._world_loss(batch)
+    world, states, _ = learner._world_model_loss(batch)
     imagined = learner._imagine(states)
-    actor, critic, _ = learner._behaviour_losses(imagined)
+    (actor, _), critic = learner._actor_loss(imagined), learner._critic_loss(imagined)
     shaping, alone = learner._replay_value_losses(batch, states, imagined)
     parts = (learner.world_model, learner.actor, learner.critic)
     assert [touched(world, part) for part in parts] == [True, False, False]
@@ -183,7 +173,7 @@ def test_gradients_go_where_they_should():
 
 def test_the_size_of_rewards_does_not_change_the_actors_gradient():
     learner = agent()
-    states, _, _ = learner._observed(sequences())
+    states, _, _ = learner.observe(sequences())
     imagined = learner._imagine(states)
     imagined["returns"], imagined["values"] = imagined["returns"] * 0 + torch.randn(4, 24) * 20, imagined["values"] * 0
     grads = []
@@ -193,21 +183,21 @@ def test_the_size_of_rewards_does_not_change_the_actors_gradient():
         for _ in range(2000):
             learner.scale.update(scaled["returns"])
         learner._entropy_coef = 0.0
-        loss, _, _ = learner._behaviour_losses(scaled)
+        loss, _ = learner._actor_loss(scaled)
         grads.append(torch.autograd.grad(loss, list(learner.actor.parameters())))
     for small, large in zip(*grads):
         torch.testing.assert_close(small, large, rtol=1e-3, atol=1e-7)
 
 
-def test_what_actor_and_critic_learn_does_not_depend_on_how_much_they_see_at_a_time(monkeypatch):
+def test_gradients_of_actor_and_critic_do_not_depend_on_the_size_of_chunks(monkeypatch):
     learner = agent()
     torch.nn.init.normal_(learner.critic.net[-1].weight, std=0.1)
-    imagined = learner._imagine(learner._observed(sequences())[0])
+    imagined = learner._imagine(learner.observe(sequences())[0])
     ends = []
     for count in (7, 10_000):  # of 96
-        monkeypatch.setattr("rl_training.algorithms.dreamer.IMAGINED", count)
+        monkeypatch.setattr("rl_training.algorithms.dreamer.CHUNK", count)
         learner.scale = ReturnScale()
-        *losses, _ = learner._behaviour_losses(imagined)
+        losses = [learner._actor_loss(imagined)[0], learner._critic_loss(imagined)]
         modules = (learner.actor, learner.critic)
         grads = [torch.autograd.grad(loss, list(module.parameters())) for loss, module in zip(losses, modules)]
         ends.append([*losses, *grads[0], *grads[1]])
@@ -225,7 +215,7 @@ def test_the_first_step_of_laprop_has_the_size_of_the_rate_and_gradients_are_cut
 
 
 @pytest.mark.parametrize("side", [32, 64, 84, 96])
-def test_pictures_of_any_size_come_back_as_they_are_learned(side):
+def test_images_of_any_size_are_reconstructed_at_the_size_of_the_target(side):
     size = SIZES["tiny"]
     encoder, decoder = PixelEncoder((3, side, side), size), PixelDecoder(20, (3, side, side), size)
     target = encoder.target(torch.randint(256, (2, 5, 3, side, side), dtype=torch.uint8))
@@ -234,8 +224,8 @@ def test_pictures_of_any_size_come_back_as_they_are_learned(side):
     assert encoder.sides == ((80, 80) if side == 84 else (side, side))
 
 
-def test_the_error_of_pictures_in_portions_is_that_of_all_and_so_are_its_gradients(monkeypatch):
-    monkeypatch.setattr(dreamer, "PICTURES", 4)  # of six: in two portions
+def test_the_decoder_loss_in_chunks_is_that_of_all_images_and_so_are_its_gradients(monkeypatch):
+    monkeypatch.setattr(dreamer, "IMAGES", 4)  # of six: in two chunks
     torch.manual_seed(0)
     decoder, features, target = (
         PixelDecoder(20, (3, 32, 48), SMALL),
@@ -282,7 +272,7 @@ def test_acting_step_by_step_finds_the_states_of_the_whole_sequence():
         acting = learner.act(batch["obs"][t].numpy(), carry=carry, deterministic=True)
         carry = acting.carry
         actions.append(torch.from_numpy(acting.actions))
-    taken = learner.as_inputs(torch.stack(actions))
+    taken = learner.actor.as_inputs(torch.stack(actions))
     before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
     tokens = learner.world_model.encoder(learner.world_model.encoder.target(batch["obs"]))
     states, _ = rssm.observe(tokens, before, batch["episode_starts"], rssm.initial(2), silent)

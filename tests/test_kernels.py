@@ -1,6 +1,7 @@
-"""Dreamer's kernels beside torch's own functions: pictures through the convolutions, sequences through the recurrence.
+"""Dreamer's kernels beside torch's own functions: images through the convolutions, sequences through the recurrence.
 
-Both are held to float64, each within what float32 may err there (``rounding``), so that it does not matter on which processor they run.
+Both are compared with float64, within the error that float32 may make there (``rounding``), so that the processor does
+not matter.
 """
 
 import copy
@@ -18,7 +19,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import dreamer as models
 from rl_training.models import kernels
 from rl_training.models.dreamer import SIZES, PixelDecoder, PixelEncoder
-from rl_training.models.kernels import Encode, Observe, PaintingError
+from rl_training.models.kernels import DecoderLoss, Encode, Observe
 from rl_training.models.rssm import RSSM, Size, State
 from rl_training.optim.compiled import cannot_compile
 from rl_training.runtime.workflows import resume_training
@@ -84,7 +85,7 @@ def encoded(encoder: PixelEncoder, target: torch.Tensor, fused: bool) -> list[to
     return [tokens.detach(), *torch.autograd.grad(loss, list(encoder.parameters()))]
 
 
-def painted(decoder: PixelDecoder, target: torch.Tensor, fused: bool) -> list[torch.Tensor]:
+def decoded(decoder: PixelDecoder, target: torch.Tensor, fused: bool) -> list[torch.Tensor]:
     """The loss, and the gradient of three times it."""
     decoder.fused = fused
     features = random(len(target), FEATURES, dtype=next(decoder.parameters()).dtype).requires_grad_()
@@ -108,17 +109,17 @@ Reference = tuple[list[torch.Tensor], list[float]]
 
 @cache
 def encoding(name: str) -> Reference:
-    """Of five pictures, in float64, and how far from it float32 may be."""
+    """Of five images, in float64, and how far from it float32 may be."""
     encoder, _ = made(name)
     target = pixels(encoder, 5, torch.float64)
     return exact_and_tolerances(lambda module: encoded(module, target, False), encoder)
 
 
 @cache
-def painting(name: str) -> Reference:
+def decoding(name: str) -> Reference:
     encoder, decoder = made(name)
     target = pixels(encoder, 5, torch.float64)
-    return exact_and_tolerances(lambda module: painted(module, target, False), decoder, terms=target.numel())
+    return exact_and_tolerances(lambda module: decoded(module, target, False), decoder, terms=target.numel())
 
 
 def right(results: list[torch.Tensor], reference: Reference) -> None:
@@ -126,7 +127,7 @@ def right(results: list[torch.Tensor], reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int16])
-def test_the_kernel_encodes_as_torch_does_and_so_does_its_way_back(network, dtype: torch.dtype):
+def test_the_kernel_encodes_as_torch_does_forward_and_backward(network, dtype: torch.dtype):
     name, encoder, _ = network
     target = pixels(encoder, 5, dtype)
     right(encoded(encoder, target, True), encoding(name))
@@ -134,11 +135,11 @@ def test_the_kernel_encodes_as_torch_does_and_so_does_its_way_back(network, dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int16])
-def test_the_kernel_paints_and_compares_as_torch_does_and_so_does_its_way_back(network, dtype: torch.dtype):
+def test_the_kernel_computes_the_decoder_loss_as_torch_does_forward_and_backward(network, dtype: torch.dtype):
     name, encoder, decoder = network
     target = pixels(encoder, 5, dtype)
-    right(painted(decoder, target, True), painting(name))
-    right(painted(decoder, target, False), painting(name))
+    right(decoded(decoder, target, True), decoding(name))
+    right(decoded(decoder, target, False), decoding(name))
 
 
 MISTAKES = {
@@ -150,7 +151,7 @@ MISTAKES = {
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_planted_mistake_is_beyond_what_rounding_can_do(name: str, mistake: str):
-    for module, run, reference in zip(made(name), (encoded, painted), (encoding(name), painting(name))):
+    for module, run, reference in zip(made(name), (encoded, decoded), (encoding(name), decoding(name))):
         target = pixels(made(name)[0], 5)
         for index, parameter in enumerate(module.parameters()):
             if not (change := MISTAKES[mistake](parameter.shape)):
@@ -161,13 +162,13 @@ def test_a_planted_mistake_is_beyond_what_rounding_can_do(name: str, mistake: st
             assert max(errors(run(wrong, target, False), *reference)) > 5, (type(module), index)
 
 
-def test_pictures_in_portions_make_what_all_at_once_make(network, monkeypatch: pytest.MonkeyPatch):
+def test_images_in_chunks_are_encoded_as_all_at_once(network, monkeypatch: pytest.MonkeyPatch):
     name, encoder, _ = network
-    monkeypatch.setattr(models, "PICTURES", 2)
+    monkeypatch.setattr(models, "IMAGES", 2)
     right(encoded(encoder, pixels(encoder, 5), True), encoding(name))
 
 
-def test_a_picture_knows_nothing_of_the_others(network):
+def test_images_do_not_affect_each_other(network):
     _, encoder, _ = network
     target = pixels(encoder, 3)
     together = encoded(encoder, target, True)[0]
@@ -179,20 +180,20 @@ def test_two_threads_make_what_one_makes_but_for_rounding(network):
     target = pixels(encoder, 5)
     for run, reference in (
         (lambda: encoded(encoder, target, True), encoding(name)),
-        (lambda: painted(decoder, target, True), painting(name)),
+        (lambda: decoded(decoder, target, True), decoding(name)),
     ):
         two, again = with_threads(run, (2, 2))
         right(two, reference)
         assert all(torch.equal(x, y) for x, y in zip(two, again))
 
 
-def test_pictures_of_other_sides_are_refused_not_read(network):
+def test_images_of_other_sides_are_refused_not_read(network):
     _, encoder, decoder = network
     wrong = pixels(encoder, 2)[..., 1:]
-    with pytest.raises(ValueError, match="built for pictures of"):
+    with pytest.raises(ValueError, match="built for images of"):
         encoded(encoder, wrong, True)
-    with pytest.raises(ValueError, match="built for pictures of"):
-        painted(decoder, wrong, True)
+    with pytest.raises(ValueError, match="built for images of"):
+        decoded(decoder, wrong, True)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 50.0, 1e4])
@@ -208,7 +209,7 @@ def test_large_and_small_numbers_stay_finite_and_right(scale: float):
     right(encoded(encoder, target, False), reference)
 
 
-def test_a_nan_stays_one_and_stays_in_its_picture():
+def test_a_nan_stays_one_and_stays_in_its_image():
     encoder, target = PixelEncoder((3, 32, 32), SIZES["tiny"]), torch.zeros(3, 3, 32, 32)
     target[1, 0, 4, 4] = torch.nan
     tokens = encoded(encoder, target, True)[0]
@@ -219,7 +220,7 @@ def test_builds_have_vectors_as_wide_as_asked_and_a_typo_is_an_error(monkeypatch
     sizes, lanes = made("channels that fill no vector")[0].sizes, {}
     for isa in kernels.BUILDS:
         monkeypatch.setenv(kernels.ISA, isa)
-        lanes[isa] = kernels.pictures(sizes).lanes
+        lanes[isa] = kernels.convolutions(sizes).axes["lanes"]
     assert lanes["plain"] == 4 <= lanes["avx2"] <= 8 and lanes["avx2"] <= lanes["native"] <= 16
     monkeypatch.setenv(kernels.ISA, "avx3")
     with pytest.raises(ValueError, match="RL_TRAINING_KERNEL_ISA must be one of native, avx2, plain; got 'avx3'"):
@@ -285,7 +286,7 @@ def recurring(name: str) -> Reference:
     return exact_and_tolerances(lambda module: observed(module, n, False), rssm)
 
 
-def test_the_kernel_recurs_as_torch_does_and_so_does_its_way_back(recurrence):
+def test_the_kernel_recurs_as_torch_does_forward_and_backward(recurrence):
     name, rssm, n = recurrence
     right(observed(rssm, n, True), recurring(name))
     right(observed(rssm, n, False), recurring(name))
@@ -330,7 +331,7 @@ def test_episode_starts_of_any_type_are_the_same_starts(dtype: torch.dtype):
         assert not fused or all(torch.equal(x, y) for x, y in zip(other, plain))
 
 
-def test_sequences_and_pictures_that_lie_otherwise_in_memory_are_read_as_they_are_meant():
+def test_sequences_and_images_with_other_strides_are_read_as_they_are_meant():
     rssm, n = recurrent("blocks, and widths that fill no vector")
     turned = {k: x.transpose(0, 1).contiguous().transpose(0, 1) for k, x in sequences(rssm, n).items()}
     assert not any(x.is_contiguous() for k, x in turned.items() if k != "deter")
@@ -339,7 +340,7 @@ def test_sequences_and_pictures_that_lie_otherwise_in_memory_are_read_as_they_ar
     target = pixels(encoder, 5).repeat(1, 2, 1, 1)
     gapped = target[:, :1]
     assert not gapped.is_contiguous()
-    for run, module in ((encoded, encoder), (painted, decoder)):
+    for run, module in ((encoded, encoder), (decoded, decoder)):
         both = zip(run(module, gapped, True), run(module, gapped.contiguous(), True))
         assert all(torch.equal(x, y) for x, y in both)
 
@@ -359,8 +360,8 @@ def test_what_the_recurrence_cannot_read_is_refused_in_one_line():
     rssm, n = recurrent("blocks, and widths that fill no vector")
     _, deter, hidden, embed, latents, classes = rssm.sizes
     shapes = {
-        "keep": (6, n, 1), "luck": (6, n, latents, classes), "deter": (n, deter), "stoch": (n, latents * classes),
-        "embedded": (6, n, embed), "told": (6, n, hidden),
+        "keep": (6, n, 1), "exp_noise": (6, n, latents, classes), "deter": (n, deter), "stoch": (n, latents * classes),
+        "embedded": (6, n, embed), "encoded": (6, n, hidden),
     }  # fmt: skip
     parameters = [torch.randn(shape) for shape in kernels.border.recurrence_parameters(rssm.sizes)]
     right_ones = {name: torch.rand(shape) for name, shape in shapes.items()}
@@ -384,12 +385,12 @@ def test_what_the_convolutions_cannot_read_is_refused_in_one_line():
     sizes, target = encoder.sizes, pixels(encoder, 2)
     calls = {
         "encode": (kernels.border.encoder_parameters(sizes), lambda x, p: Encode.apply(x["pixels"], sizes, 1e-3, *p)),
-        "paint": (
-            kernels.border.painter_parameters(sizes),
-            lambda x, p: PaintingError.apply(x["inputs"], x["pixels"], sizes, 1e-3, *p),
+        "decoder_loss": (
+            kernels.border.decoder_parameters(sizes),
+            lambda x, p: DecoderLoss.apply(x["inputs"], x["pixels"], sizes, 1e-3, *p),
         ),
     }
-    tokens = kernels.pictures(sizes).counts[2]
+    tokens = kernels.convolutions(sizes).axes["tokens"]
     right_ones = {"pixels": target, "inputs": torch.randn(2, tokens)}
     for name, (shapes, call) in calls.items():
         parameters = [torch.randn(shape) for shape in shapes]
@@ -400,10 +401,10 @@ def test_what_the_convolutions_cannot_read_is_refused_in_one_line():
             for reason, wrong in refused(tensor).items():
                 with pytest.raises(ValueError, match=f"parameter {i} of {name} must be .*{reason}"):
                     call(right_ones, [*parameters[:i], wrong, *parameters[i + 1 :]])
-    shapes, call = calls["paint"]
+    shapes, call = calls["decoder_loss"]
     parameters = [torch.randn(shape) for shape in shapes]
     for reason, wrong in refused(right_ones["inputs"]).items():
-        with pytest.raises(ValueError, match=f"inputs of kernel paint must be .*{reason}"):
+        with pytest.raises(ValueError, match=f"inputs of kernel decoder_loss must be .*{reason}"):
             call({**right_ones, "inputs": wrong}, parameters)
 
 
@@ -480,27 +481,27 @@ def test_acting_and_exports_do_not_depend_on_the_engine():
     assert agent.compiled
 
 
-def test_without_pictures_the_recurrence_alone_is_compiled():
+def test_without_images_the_recurrence_alone_is_compiled():
     agent = dreamer((4,), "nano")
     agent.use_compiled()
-    assert [type(part) for part in agent._fusible()] == [RSSM] and agent.compiled
+    assert [type(part) for part in kernels.fusible(agent.world_model)] == [RSSM] and agent.compiled
 
 
-def test_elsewhere_than_on_a_cpu_nothing_is_compiled_nor_worth_it():
+def test_elsewhere_than_on_a_cpu_nothing_is_compiled():
     agent = Dreamer(obs_shape=(3, 32, 32), size=SIZES["nano"], num_actions=2, device="meta")
     agent.use_compiled()
     assert not agent.compiled and agent.COMPILE_THRESHOLD > 10**9
 
 
 def test_why_a_kernel_cannot_be_built_is_the_compilers_first_error(monkeypatch: pytest.MonkeyPatch):
-    def failing(sizes: kernels.Sizes) -> kernels.Library:
+    def failing(sizes: tuple[int, ...]) -> kernels.border.Library:
         raise RuntimeError(
             "C++ compile error\n\nCommand: ...\nmain.cpp:3:1: error: what is this?\nmain.cpp:9:1: error: and that?"
         )
 
     agent = dreamer()
     monkeypatch.setattr(PixelEncoder, "kernel", staticmethod(failing))
-    assert kernels.cannot_build(agent._fusible()) == "main.cpp:3:1: error: what is this?"
+    assert kernels.cannot_build(kernels.fusible(agent.world_model)) == "main.cpp:3:1: error: what is this?"
 
 
 def test_without_a_library_updates_stay_eager_and_say_so(monkeypatch: pytest.MonkeyPatch):

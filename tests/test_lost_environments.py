@@ -98,7 +98,7 @@ def test_sequences_end_with_the_observation_at_which_an_environment_was_lost(tin
     buffer = RecurrentReplayBuffer(340, 2, (2,), 8, np.float32, (), np.int64)
     buffer.load_state_dict(after.buffer_state["replay"])
     for e in range(2):
-        held = int(buffer.held[e])
+        held = int(buffer.stored[e])
         game, time = buffer._columns["obs"][e, :held].T
         starts, last = buffer._columns["episode_starts"][e, :held], buffer._columns["last"][e, :held]
         assert (np.diff(game) != 0).tolist() == (starts[1:] > 0).tolist() == (last[:-1] > 0).tolist()

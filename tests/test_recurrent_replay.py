@@ -10,7 +10,7 @@ from toys import assert_same
 
 
 def filled(num_envs=2, steps=40, length=5, capacity=60, limit=7):
-    """Environment e observes 100 e + t since the start; episodes are ``limit`` long; the reward for a step is the next t."""
+    """Environment e observes 100 e + t; episodes have ``limit`` steps; the reward for a step is the next t."""
     buffer = RecurrentReplayBuffer(capacity, num_envs, (1,), length, rng=Rng(0, "replay"))
     t = np.zeros(num_envs)
     for _ in range(steps):
@@ -43,7 +43,7 @@ def test_sequences_stay_in_one_environment_and_mark_where_episodes_start():
     assert batch["obs"].shape == (5, 300, 1) and batch["mask"].shape == (5, 300) and batch["mask"].all()
 
 
-def test_a_cut_is_no_termination():
+def test_a_truncation_is_no_termination():
     batch = filled().sample(300)
     env, time = batch["obs"][..., 0] // 100, batch["obs"][..., 0] % 100
     assert torch.equal(batch["dones"], ((time == 7) & (env == 0)).float())
@@ -57,7 +57,7 @@ def test_only_the_newest_rows_are_drawn_and_no_sequence_crosses_the_seam():
     assert buffer.num_transitions == 30 - int((buffer._columns["last"][0] > 0).sum())
 
 
-def test_one_environment_at_a_time_and_a_start_that_is_said():
+def test_steps_of_one_environment_and_a_given_episode_start():
     buffer = RecurrentReplayBuffer(40, 2, (1,), 3)
     for t in range(6):
         buffer.add(
@@ -76,13 +76,13 @@ def test_state_survives(tmp_path):
     assert_same(first.state_dict(), second.state_dict())
 
 
-def test_what_cannot_be_is_said():
+def test_too_small_and_too_empty_buffers_are_refused():
     with pytest.raises(ValueError, match="cannot hold sequences of 10"):
         RecurrentReplayBuffer(15, 2, (1,), 10)
     with pytest.raises(ValueError, match="no sequence of 5 yet"):
         RecurrentReplayBuffer(50, 1, (1,), 5).sample(1)
 
 
-def test_a_hundred_thousand_pictures_take_little_more_than_their_pixels():
+def test_a_hundred_thousand_images_take_little_more_than_their_pixels():
     buffer = RecurrentReplayBuffer(100_000, 1, (3, 64, 64), 64, obs_dtype=torch.uint8)
     assert sum(column.nbytes for column in buffer._columns.values()) < 1.3e9  # 1.23e9 are pixels

@@ -112,13 +112,20 @@ def _inspect_model(args: argparse.Namespace) -> None:
     import numpy as np
 
     from rl_training.algorithms.dreamer import Dreamer
-    from rl_training.artifacts.inspection import draw, draw_dream, dream_episode, load_agent, predict_episode
+    from rl_training.artifacts.inspection import (
+        draw,
+        draw_reconstructions,
+        load_agent,
+        predict_episode,
+        reconstruct_episode,
+    )
 
     config, agent = load_agent(args.checkpoint)
     if isinstance(agent, Dreamer):
-        dreamed = dream_episode(config, agent, steps=args.steps, seed=args.seed)
-        files = draw_dream(dreamed, Path(args.output), f"{args.checkpoint}: {len(dreamed.real)} steps of its own")
-        errors = [np.abs(rows - dreamed.real).mean() for rows in (dreamed.reconstructed, dreamed.imagined)]
+        episode = reconstruct_episode(config, agent, steps=args.steps, seed=args.seed)
+        title = f"{args.checkpoint}: {len(episode.real)} steps of its own"
+        files = draw_reconstructions(episode, Path(args.output), title)
+        errors = [np.abs(rows - episode.real).mean() for rows in (episode.reconstructed, episode.imagined)]
         print(f"{', '.join(map(str, files))}: mean error {errors[0]:.3g} looking, {errors[1]:.3g} imagining")
         return
     predictions = predict_episode(config, agent, steps=args.steps, seed=args.seed)

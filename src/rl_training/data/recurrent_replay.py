@@ -1,4 +1,4 @@
-"""Streams of experience, drawn as sequences: what recurrent models learn from."""
+"""A replay buffer of sequences, for recurrent models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from rl_training.base.errors import reason
 from rl_training.base.state import Rng
 from rl_training.data.replay_buffer import Batch, _numpy_dtype
 
+__all__ = ["RecurrentReplayBuffer"]
+
 
 class RecurrentReplayBuffer:
-    """A ring of observations for every environment; a sample is a stretch of one of them, ``sequence_length`` rows long.
+    """A ring of observations for every environment, sampled as sequences of ``sequence_length`` consecutive rows.
 
-    Every observation is kept once. A row holds it, the reward that arrived *with* it, whether it begins an episode, whether it is
-    terminal, and the action taken *at* it; the true last observation of an episode is a row of its own, with no action. A sequence
-    may run across the end of an episode into the next one, of which the first row is marked; it never joins two environments.
+    Every observation is stored once. Its row has the reward that arrived *with* it, whether it starts an episode,
+    whether it is terminal, and the action taken *at* it; the last observation of an episode has a row of its own,
+    without an action. A sequence may run from one episode into the next, whose first row is marked; it never joins two
+    environments.
     """
 
     def __init__(
@@ -55,21 +58,21 @@ class RecurrentReplayBuffer:
                 f"a replay buffer of {capacity:,} observations does not fit into memory: {reason(error)}"
             ) from None
         self.written = np.zeros(num_envs, np.int64)  # rows ever stored, of each environment
-        self._reward = np.zeros(num_envs, np.float32)  # what arrived with the observation that is not stored yet
-        self._fresh = np.ones(num_envs, np.float32)  # whether that observation begins an episode
+        self.next_reward = np.zeros(num_envs, np.float32)  # arrived with the observation that is stored next
+        self.next_starts = np.ones(num_envs, np.float32)  # whether that observation starts an episode
 
     @property
-    def held(self) -> np.ndarray:
-        """Rows that can be drawn, of each environment."""
+    def stored(self) -> np.ndarray:
+        """The number of rows in the buffer, of each environment."""
         return np.minimum(self.written, self._rows)
 
     def __len__(self) -> int:
-        return int(self.held.sum())
+        return int(self.stored.sum())
 
     @property
     def num_transitions(self) -> int:
-        """Steps among the rows: all but the last observations of episodes."""
-        return int(sum(held - self._columns["last"][e, :held].sum() for e, held in enumerate(self.held)))
+        """The number of steps in the buffer: rows that are not the last observation of an episode."""
+        return int(sum(rows - self._columns["last"][e, :rows].sum() for e, rows in enumerate(self.stored)))
 
     def add(
         self,
@@ -83,8 +86,10 @@ class RecurrentReplayBuffer:
         episode_start: Any = None,
         env_index: int | None = None,
     ) -> None:
-        """One step of environment ``env_index``, or of all of them, (N, ...). Where an episode begins follows from where the one
-        before ended, unless ``episode_start`` says it."""
+        """Store one step of environment ``env_index``, or of all of them, (N, ...).
+
+        An episode starts where the one before ended, or where ``episode_start`` is given and set.
+        """
         if env_index is not None:
             start = None if episode_start is None else [episode_start]
             cut = None if truncations is None else [truncations]
@@ -96,40 +101,42 @@ class RecurrentReplayBuffer:
         self, envs: Any, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, cuts: Any, starts: Any
     ) -> None:
         for i, e in enumerate(envs):
-            if starts is not None and bool(starts[i]) != bool(self._fresh[e]):
-                self._fresh[e], self._reward[e] = float(starts[i]), 0.0
+            if starts is not None and bool(starts[i]) != bool(self.next_starts[e]):
+                self.next_starts[e], self.next_reward[e] = float(starts[i]), 0.0
             self._put(e, obs[i], actions[i], 0.0, 0.0)
-            self._reward[e] = rewards[i]
+            self.next_reward[e] = rewards[i]
             if dones[i] or (cuts is not None and cuts[i]):
-                self._put(e, next_obs[i], np.zeros_like(actions[i]), float(dones[i]), 1.0)
-                self._fresh[e], self._reward[e] = 1.0, 0.0
+                self._end_episode(e, next_obs[i], float(dones[i]))
 
     def cut(self, ended: np.ndarray, obs: np.ndarray) -> None:
-        """The environments where ``ended`` (N,) is set were lost at ``obs`` (N, ...), and begin anew: as a truncation."""
+        """Truncate, at ``obs`` (N, ...), the episodes of environments that were lost, where ``ended`` (N,) is set."""
         for e in np.flatnonzero(ended):
-            if not self._fresh[e]:
-                self._put(int(e), obs[e], np.zeros_like(self._columns["actions"][e, 0]), 0.0, 1.0)
-                self._fresh[e], self._reward[e] = 1.0, 0.0
+            if not self.next_starts[e]:
+                self._end_episode(int(e), obs[e], 0.0)
+
+    def _end_episode(self, e: int, last_obs: Any, done: float) -> None:
+        self._put(e, last_obs, np.zeros_like(self._columns["actions"][e, 0]), done, 1.0)
+        self.next_starts[e], self.next_reward[e] = 1.0, 0.0
 
     def _put(self, e: int, obs: Any, action: Any, done: float, last: float) -> None:
         columns, row = self._columns, self.written[e] % self._rows
         columns["obs"][e, row], columns["actions"][e, row] = obs, action
-        columns["rewards"][e, row], columns["episode_starts"][e, row] = self._reward[e], self._fresh[e]
+        columns["rewards"][e, row], columns["episode_starts"][e, row] = self.next_reward[e], self.next_starts[e]
         columns["dones"][e, row], columns["last"][e, row] = done, last
-        self._fresh[e] = 0.0
+        self.next_starts[e] = 0.0
         self.written[e] += 1
 
     def sample(self, n: int) -> Batch:
         """``n`` sequences, time first: obs, actions, rewards, dones, episode_starts and mask, each (T, n, ...)."""
         length = self.sequence_length
-        places = np.maximum(self.held - length + 1, 0)  # where a sequence can begin
-        total = int(places.sum())
+        first_rows = np.maximum(self.stored - length + 1, 0)  # number of rows at which a sequence can start
+        total = int(first_rows.sum())
         if total == 0:
-            raise ValueError(f"the buffer holds no sequence of {length} yet")
+            raise ValueError(f"the buffer has no sequence of {length} yet")
         drawn = self.rng.generator.integers(total, size=n)
-        edges = np.cumsum(places)
+        edges = np.cumsum(first_rows)
         envs = np.searchsorted(edges, drawn, side="right")
-        offset = drawn - (edges - places)[envs]
+        offset = drawn - (edges - first_rows)[envs]
         oldest = np.where(self.written > self._rows, self.written % self._rows, 0)
         rows = (oldest[envs] + offset + np.arange(length)[:, None]) % self._rows
         names = ("obs", "actions", "rewards", "dones", "episode_starts")
@@ -138,32 +145,31 @@ class RecurrentReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         rows = [
-            {name: torch.from_numpy(column[e, :held]) for name, column in self._columns.items()}
-            for e, held in enumerate(self.held)
+            {name: torch.from_numpy(column[e, :count]) for name, column in self._columns.items()}
+            for e, count in enumerate(self.stored)
         ]
         return {
             "rows": rows,
             "rng": self.rng.state_dict(),
             "written": torch.from_numpy(self.written.copy()),
-            "reward": torch.from_numpy(self._reward.copy()),
-            "fresh": torch.from_numpy(self._fresh.copy()),
+            "reward": torch.from_numpy(self.next_reward.copy()),
+            "fresh": torch.from_numpy(self.next_starts.copy()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["rows"]) != self.num_envs:
             raise ValueError(f"the buffer has {self.num_envs} environments, the checkpoint {len(state['rows'])}")
-        for name in ("written", "reward", "fresh"):
-            target = self.written if name == "written" else getattr(self, f"_{name}")
+        for name, target in (("written", self.written), ("reward", self.next_reward), ("fresh", self.next_starts)):
             target[:] = state[name].numpy()
         for e, columns in enumerate(state["rows"]):
-            held, written = len(columns["rewards"]), int(self.written[e])
-            if held > self._rows:
+            count, written = len(columns["rewards"]), int(self.written[e])
+            if count > self._rows:
                 raise ValueError(
-                    f"the buffer has room for {self._rows} rows of each environment, the checkpoint has {held}"
+                    f"the buffer has room for {self._rows} rows of each environment, the checkpoint has {count}"
                 )
-            order: Any = slice(held)
-            if held < min(written, self._rows):  # there was less room than here, and it was full: oldest first
-                order, self.written[e] = (written + np.arange(held)) % held, held
+            order: Any = slice(count)
+            if count < min(written, self._rows):  # from a full buffer of less capacity: oldest first
+                order, self.written[e] = (written + np.arange(count)) % count, count
             for name, column in columns.items():
-                self._columns[name][e, :held] = column.numpy()[order]
+                self._columns[name][e, :count] = column.numpy()[order]
         self.rng.load_state_dict(state["rng"])

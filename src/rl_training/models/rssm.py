@@ -1,26 +1,28 @@
-"""The recurrent state-space model of DreamerV3 (Hafner et al., 2023)."""
+"""The recurrent state-space model (RSSM) of DreamerV3 (Hafner et al., 2023)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rl_training.models.kernels import Fusible, Observe, recurrence
+from rl_training.models.kernels import Fusible, observe, recurrence
 from rl_training.models.mlp import Linear
 
-EPS = 1e-3  # of every norm
+__all__ = ["EPS", "RSSM", "UNIMIX", "Network", "Size", "State", "head", "kl_divergence", "layer", "unimixed"]
+
+EPS = 1e-3  # of every layer norm
 UNIMIX = 0.01  # share of the uniform distribution in every categorical
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the networks are. ``latents`` categoricals of ``classes`` each; the recurrent state is in ``blocks``; the stages of
-    the convolutions have ``depth`` times ``stages`` channels."""
+    """Widths of the networks: ``latents`` categoricals of ``classes`` each, a recurrent state in ``blocks``, and
+    convolutions whose stages have ``depth`` times ``stages`` channels."""
 
     deter: int
     hidden: int
@@ -33,22 +35,35 @@ class Size:
     stages: tuple[int, ...] = (1, 2, 4, 8)
 
 
-def layer(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, outputs, bias=False), nn.LayerNorm(outputs, EPS), nn.SiLU())
+class Network(nn.Module):
+    """A module that maps a tensor to a tensor."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-def head(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """``layers`` hidden layers and an output layer whose weights are scaled."""
+class Layers(Network, nn.Sequential):
+    """Layers, one after the other."""
+
+
+def layer(inputs: int, outputs: int) -> Layers:
+    """Linear layer, layer norm and SiLU."""
+    return Layers(nn.Linear(inputs, outputs, bias=False), nn.LayerNorm(outputs, EPS), nn.SiLU())
+
+
+def head(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> Layers:
+    """``layers`` hidden layers and an output layer whose initial weights are scaled."""
     hidden = [layer(inputs if i == 0 else units, units) for i in range(layers)]
     last = Linear(units, outputs)
     with torch.no_grad():
         last.weight.mul_(scale)
         last.bias.mul_(0)
-    return nn.Sequential(*hidden, last)
+    return Layers(*hidden, last)
 
 
-class BlockLinear(nn.Module):
-    """A linear layer of ``blocks`` that do not see each other: (B, blocks, in) -> (B, blocks, out)."""
+class BlockLinear(Network):
+    """A block-diagonal linear layer: (B, blocks, in) -> (B, blocks, out)."""
 
     def __init__(self, blocks: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -58,25 +73,30 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.weight) == 1:
-            # squeezed, not indexed: the way back of an index fills a whole weight with zeros, at every step of a sequence
+            # squeezed, not indexed: the backward pass of an index fills a whole weight with zeros, at every step
             return torch.addmm(self.bias.squeeze(0), x.squeeze(1), self.weight.squeeze(0)).unsqueeze(1)
         return torch.baddbmm(self.bias, x.transpose(0, 1), self.weight).transpose(0, 1)
 
 
 class State(NamedTuple):
-    """``deter`` (B, D) and ``stoch`` (B, latents x classes), one-hot in each latent."""
+    """The model state: deterministic h, ``deter`` (B, D), and latents z, ``stoch`` (B, latents x classes), one-hot."""
 
     deter: torch.Tensor
     stoch: torch.Tensor
 
+    @property
+    def features(self) -> torch.Tensor:
+        """Both parts side by side, the input of decoder, heads, actor and critic."""
+        return torch.cat([self.deter, self.stoch], -1)
 
-def unimixed(chances: torch.Tensor) -> torch.Tensor:
-    """Chances (..., classes) with a little of the uniform distribution."""
-    return (1 - UNIMIX) * chances + UNIMIX / chances.shape[-1]
+
+def unimixed(probs: torch.Tensor) -> torch.Tensor:
+    """Probabilities (..., classes) mixed with 1 % of the uniform distribution."""
+    return (1 - UNIMIX) * probs + UNIMIX / probs.shape[-1]
 
 
 class RSSM(Fusible, nn.Module):
-    """A recurrent state, and categorical latents that are predicted from it alone or told by an observation too."""
+    """A recurrent state h and categorical latents z, with prior p(z given h) and posterior q(z given h, x)."""
 
     kernel = staticmethod(recurrence)
 
@@ -92,25 +112,26 @@ class RSSM(Fusible, nn.Module):
         self.inner_norm = nn.LayerNorm(size.deter, EPS)
         self.gates = BlockLinear(size.blocks, width, 3 * width)
         self.prior_net = head(size.deter, size.hidden, 2, self.flat)
-        # the first layer of the posterior is in two: what an observation tells is known before the recurrence
+        # the posterior's first layer, split by its inputs h and x: the part for x needs no recurrence
         self.of_known, self.of_tokens = (nn.Linear(width, size.hidden, bias=False) for width in (size.deter, tokens))
-        self.posterior_net = nn.Sequential(
+        self.posterior_net = Layers(
             nn.LayerNorm(size.hidden, EPS), nn.SiLU(), head(size.hidden, size.hidden, 0, self.flat)
         )
         bound = 1 / math.sqrt(size.deter + tokens)
-        for share in (self.of_known, self.of_tokens):
-            nn.init.uniform_(share.weight, -bound, bound)
+        for part in (self.of_known, self.of_tokens):
+            nn.init.uniform_(part.weight, -bound, bound)
 
     def initial(self, n: int) -> State:
-        some = self.inner.weight
-        return State(some.new_zeros(n, self.size.deter), some.new_zeros(n, self.flat))
+        """States of zeros, as at the start of an episode."""
+        weight = self.inner.weight
+        return State(weight.new_zeros(n, self.size.deter), weight.new_zeros(n, self.flat))
 
     def embed(self, actions: torch.Tensor) -> torch.Tensor:
-        """Actions (..., A), never larger than one, to what the recurrence takes of them."""
+        """Embedded actions, the recurrence's input, of actions (..., A), which are scaled down to at most one."""
         return self.of_action(actions / actions.abs().clamp(min=1))
 
     def recur(self, state: State, action: torch.Tensor) -> torch.Tensor:
-        """The next deterministic state, from a state and an embedded action."""
+        """The next deterministic state, from a state and an embedded action: a GRU in blocks."""
         size, n = self.size, action.shape[0]
         width = size.deter // size.blocks
         mixed = torch.cat([self.of_deter(state.deter), self.of_stoch(state.stoch), action], -1)
@@ -122,63 +143,72 @@ class RSSM(Fusible, nn.Module):
         return update * candidate + (1 - update) * state.deter
 
     def logprobs(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities (..., latents, classes), with a little of the uniform distribution."""
+        """Log-probabilities (..., latents, classes), mixed with 1 % of the uniform distribution."""
         return unimixed(logits.view(*logits.shape[:-1], self.size.latents, self.size.classes).softmax(-1)).log()
 
     def prior(self, deter: torch.Tensor) -> torch.Tensor:
+        """log p(z given h), (..., latents, classes)."""
         return self.logprobs(self.prior_net(deter))
 
-    def posterior(self, deter: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
-        """From a state and what an observation tells of it, ``of_tokens``."""
-        return self.logprobs(self.posterior_net(self.of_known(deter) + told))
+    def posterior(self, deter: torch.Tensor, encoded: torch.Tensor) -> torch.Tensor:
+        """log q(z given h, x), (..., latents, classes); ``encoded`` is ``of_tokens`` of the encoder's output for x."""
+        return self.logprobs(self.posterior_net(self.of_known(deter) + encoded))
 
     @staticmethod
-    def draw(logp: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """One-hot latents, flat: the largest of log-probability and Gumbel noise (None: the likeliest); the gradient is that of the
-        probabilities."""
-        best = (logp if noise is None else logp + noise).argmax(-1)
-        hot = F.one_hot(best, logp.shape[-1]).to(logp.dtype)
-        p = logp.exp()
-        return (hot + p - p.detach()).flatten(-2)
+    def sample(logp: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """One-hot latents (..., latents x classes) with straight-through gradients, by the Gumbel-max trick.
+
+        Without noise, the most probable classes.
+        """
+        best = (logp if noise is None else logp + noise.to(logp)).argmax(-1)
+        one_hot = F.one_hot(best, logp.shape[-1]).to(logp.dtype)
+        probs = logp.exp()
+        return (one_hot + probs - probs.detach()).flatten(-2)
 
     def noise(self, *shape: int) -> torch.Tensor:
         """Gumbel noise (..., latents, classes)."""
         uniform = torch.rand(*shape, self.size.latents, self.size.classes, device=self.inner.weight.device)
         return -(-uniform.clamp(1e-20).log()).clamp(min=1e-20).log()
 
+    def imagine(self, state: State, action: torch.Tensor) -> State:
+        """The state after an action (B, A), with latents from the prior."""
+        deter = self.recur(state, self.embed(action))
+        return State(deter, self.sample(self.prior(deter), self.noise(len(deter))))
+
     def observe(
         self, tokens: torch.Tensor, actions: torch.Tensor, starts: torch.Tensor, state: State, noise: torch.Tensor
     ) -> tuple[State, torch.Tensor]:
-        """States (T, B, ...) and posteriors (T, B, latents, classes) of sequences: tokens (T, B, E), the actions (T, B, A) taken
-        *before* each observation, and where episodes start, which forgets state and action."""
+        """States (T, B, ...) and log-posteriors (T, B, latents, classes) of sequences.
+
+        ``tokens`` (T, B, E) are the encoder's outputs, ``actions`` (T, B, A) those taken *before* each observation.
+        Where ``starts`` (T, B) marks the start of an episode, state and action are reset to zero.
+        """
         keep = (1 - starts.to(tokens.dtype))[..., None]
-        embedded, told = self.embed(actions * keep), self.of_tokens(tokens)
+        embedded, encoded = self.embed(actions * keep), self.of_tokens(tokens)
         if self.learns_fused:
-            return self._observe_fused(embedded, told, keep, state, noise)
-        deters, stochs, logps = [], [], []
-        deter, stoch = state
-        for kept, action, hint, chance in zip(*(x.unbind() for x in (keep, embedded, told, noise))):
-            deter = self.recur(State(deter * kept, stoch * kept), action)
-            logp = self.posterior(deter, hint)
-            stoch = self.draw(logp, chance)
-            deters.append(deter)
-            stochs.append(stoch)
-            logps.append(logp)
-        return State(torch.stack(deters), torch.stack(stochs)), torch.stack(logps)
+            return self._observe_fused(embedded, encoded, keep, state, noise)
+        states, logps = [], []
+        for kept, action, x, gumbel in zip(*(parts.unbind() for parts in (keep, embedded, encoded, noise))):
+            deter = self.recur(State(state.deter * kept, state.stoch * kept), action)
+            logps.append(self.posterior(deter, x))
+            state = State(deter, self.sample(logps[-1], gumbel))
+            states.append(state)
+        deters, stochs = (torch.stack(parts) for parts in zip(*states))
+        return State(deters, stochs), torch.stack(logps)
 
     def _observe_fused(
-        self, embedded: torch.Tensor, told: torch.Tensor, keep: torch.Tensor, state: State, noise: torch.Tensor
+        self, embedded: torch.Tensor, encoded: torch.Tensor, keep: torch.Tensor, state: State, noise: torch.Tensor
     ) -> tuple[State, torch.Tensor]:
         last: Any = self.posterior_net[-1]
         linears: list[Any] = [self.of_deter[0], self.of_stoch[0], self.of_known, last[0]]
         norms: list[Any] = [self.of_deter[1], self.of_stoch[1], self.inner_norm, self.posterior_net[0]]
         parameters = [part.weight for part in linears] + [linears[-1].bias]
         parameters += [x for part in (self.inner, self.gates, *norms) for x in (part.weight, part.bias)]
-        inputs = keep, noise.exp(), *state, embedded, told
-        deters, stochs, chances = Observe.apply(self.sizes, EPS, UNIMIX, *inputs, *parameters)
-        return State(deters, stochs), unimixed(chances.unflatten(-1, noise.shape[-2:])).log()
+        inputs = keep, noise.exp(), *state, embedded, encoded
+        deters, stochs, probs = observe(self.sizes, EPS, UNIMIX, *inputs, *parameters)
+        return State(deters, stochs), unimixed(probs.view(noise.shape)).log()
 
 
-def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """KL(p || q) of log-probabilities (..., latents, classes), summed over latents."""
     return (p.exp() * (p - q)).sum((-2, -1))

@@ -1,11 +1,12 @@
-"""Dreamer on the off-policy loop: sequences instead of transitions, and a state that is carried while acting."""
+"""Dreamer on the off-policy loop: sequences instead of transitions, and a recurrent state carried while acting."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from rl_training.algorithms.base import Learner, UpdateResult
+from rl_training.algorithms.base import Learner
 from rl_training.algorithms.dreamer import Dreamer
 from rl_training.base.options import ConfigError, opt
 from rl_training.data.recurrent_replay import RecurrentReplayBuffer
@@ -15,15 +16,15 @@ from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = ["SPECS", "DreamerLoop", "DreamerOptions", "build", "train_dreamer"]
+
 
 class DreamerOptions(ReplayOptions):
     TITLE = "dreamer"
     gradient_updates_per_step: ClassVar[int] = 1
     size: Literal["nano", "tiny", "small", "1m", "12m"] = opt("tiny", "how large the networks are; nano is a toy")
     features_dim: int | None = opt(None, "width of the heads' hidden layers; null: the size's", ge=1)
-    action_embed_dim: int | None = opt(
-        None, "width of the embedded action; null: as the other inputs of the recurrence", ge=1
-    )
+    action_embed_dim: int | None = opt(None, "width of the embedded action; null: as other inputs of the RSSM", ge=1)
     buffer_capacity: int = opt(100_000, "observations kept; never more than the run can have", ge=1)
     batch_size: int = opt(16, "sequences per update", ge=1)
     sequence_length: int = opt(64, "observations of a sequence", ge=2)
@@ -40,7 +41,7 @@ class DreamerOptions(ReplayOptions):
     max_grad_norm: float | None = opt(100.0, "gradients are scaled down to this norm, with adam", gt=0)
     normalize_observations: bool = opt(False, "vectors: scale them by their running mean and deviation")
     gamma: float = opt(0.997, "discount", ge=0, lt=1)
-    gae_lambda: float = opt(0.95, "how far imagined returns look ahead", ge=0, le=1)
+    gae_lambda: float = opt(0.95, "λ of the λ-returns: how far they look ahead before they bootstrap", ge=0, le=1)
     entropy_coef: float = opt(3e-4, "weight of the actor's entropy", ge=0)
     entropy_coef_schedule: Schedule = opt(None, "schedule of entropy_coef: {type, start, end}")
 
@@ -59,70 +60,56 @@ def make_sequences(run: Run, cfg: DreamerOptions) -> RecurrentReplayBuffer:
 
 
 class DreamerLoop(OffPolicyLoop):
+    """Act with a carried state, store observations, learn from sequences."""
+
     def __init__(self, run: Run, agent: Learner, cfg: DreamerOptions) -> None:
         super().__init__(run, agent, cfg, replay=make_sequences(run, cfg))  # type: ignore[arg-type]
         self._starts = max(cfg.learning_starts, (cfg.sequence_length + 1) * run.config.num_envs)
 
     def expected_updates(self, total_timesteps: int) -> int:
-        each = max(self._cfg.world_model_updates, self._cfg.actor_critic_updates)
-        return max(0, total_timesteps - self._starts) // self._cfg.train_frequency * each
+        each, every = max(self._cfg.world_model_updates, self._cfg.actor_critic_updates), self._cfg.train_frequency
+        return int(max(0, total_timesteps - self._starts) // every * each)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[None]:
         shape = self._run.spaces.obs_shape
-        if len(shape) == 3 and (shape[1], shape[2]) != (sides := (padded(shape[1]), padded(shape[2]))):
-            self._run.announce(
-                f"pictures of {shape[1]} x {shape[2]} are resized to {sides[0]} x {sides[1]} for the world model"
-            )
+        if len(shape) == 3 and shape[1:] != (sides := (padded(shape[1]), padded(shape[2]))):
+            self._run.announce("images of {} x {} are resized to {} x {} for the world model".format(*shape[1:], *sides))
         yield from super().__iter__()
 
     def learn(self, rounds: int) -> None:
-        run, cfg = self._run, self._cfg
+        """Updates that have come due: of both as long as both have some left, then of the one that has."""
+        run, agent = self._run, self.agent
+        world, behaviour = self._cfg.world_model_updates, self._cfg.actor_critic_updates
         for _ in range(rounds):
-            for k in range(max(cfg.world_model_updates, cfg.actor_critic_updates)):
+            for k in range(max(world, behaviour)):
                 if run.budget_spent:
                     return
-                run.record_update(self._update(k < cfg.world_model_updates, k < cfg.actor_critic_updates))
+                alone = agent.update_world_model if k < world else agent.update_actor_critic
+                update = agent.update if k < min(world, behaviour) else alone
+                run.record_update(update(self.draw(), global_step=run.step))
             run.end_epoch()
-
-    def _update(self, world: bool, behaviour: bool) -> UpdateResult:
-        batch, step = self.draw(), self._run.step
-        if world and behaviour:
-            return self.agent.update(batch, global_step=step)
-        return (self.agent.update_world_model if world else self.agent.update_actor_critic)(batch, global_step=step)
 
     def metrics(self) -> dict[str, float]:
         return {**super().metrics(), "replayed_observations": float(len(self.replay))}
 
 
 def build(cfg: DreamerOptions, plan: Blueprint) -> Dreamer:
-    spaces, size = plan.spaces, SIZES[cfg.size]
+    """A Dreamer of the chosen size for the task's spaces."""
     if plan.network is not None:
         raise ValueError("dreamer's networks are given by size; network cannot replace them")
+    spaces, size = plan.spaces, SIZES[cfg.size]
     size = replace(size, units=cfg.features_dim or size.units, embed=cfg.action_embed_dim)
     discrete = spaces.action_kind == "discrete"
     return Dreamer(
-        obs_shape=spaces.obs_shape,
-        size=size,
-        num_actions=spaces.num_actions if discrete else None,
-        action_dim=None if discrete else spaces.action_dim,
-        world_model_learning_rate=cfg.world_model_learning_rate,
-        actor_learning_rate=cfg.actor_learning_rate,
-        critic_learning_rate=cfg.critic_learning_rate,
-        gamma=cfg.gamma,
-        lam=cfg.gae_lambda,
-        entropy_coef=cfg.entropy_coef,
-        imagination_horizon=cfg.imagination_horizon,
-        imagination_batch_size=cfg.imagination_batch_size,
-        optimizer=cfg.optimizer,
-        max_grad_norm=cfg.max_grad_norm,
-        normalizer=plan.normalizer(cfg.normalize_observations),
-        device=plan.device,
-    )
+        obs_shape=spaces.obs_shape, size=size, num_actions=spaces.num_actions if discrete else None,
+        action_dim=None if discrete else spaces.action_dim, normalizer=plan.normalizer(cfg.normalize_observations),
+        world_model_learning_rate=cfg.world_model_learning_rate, actor_learning_rate=cfg.actor_learning_rate,
+        critic_learning_rate=cfg.critic_learning_rate, optimizer=cfg.optimizer, max_grad_norm=cfg.max_grad_norm,
+        gamma=cfg.gamma, lam=cfg.gae_lambda, entropy_coef=cfg.entropy_coef, device=plan.device,
+        imagination_horizon=cfg.imagination_horizon, imagination_batch_size=cfg.imagination_batch_size,
+    )  # fmt: skip
 
 
-SPECS = {
-    "dreamer": AlgorithmSpec(
-        name="dreamer", config=DreamerOptions, build=build, loop=DreamerLoop, obs=("vector", "image")
-    )
-}
-train_dreamer = SPECS["dreamer"].train
+SPEC = AlgorithmSpec(name="dreamer", config=DreamerOptions, build=build, loop=DreamerLoop, obs=("vector", "image"))
+SPECS = {SPEC.name: SPEC}
+train_dreamer = SPEC.train

@@ -1,42 +1,47 @@
-// Dreamer's recurrence through sequences: states and latents, step by step, and the way back through time. Sequences do not see each
-// other; a few go through together, so that a weight is read once for all of them. The way back makes the gradients of what comes out
-// of every product; those of weights are then products over all steps at once, and torch's to make.
+// The posterior pass of Dreamer's RSSM over sequences: deterministic states and latents, step by step, and
+// backpropagation through time. Sequences are independent; a few are computed together, so that a weight is read once
+// for all of them. The backward pass computes the gradients of every product's output; those of the weights are then
+// products over all steps at once, which torch computes.
 //
-// SIZES is how many sequences go together, the recurrence's blocks, the widths of the deterministic state, of hidden layers and of an
-// embedded action, and the number of latents and of their classes.
+// SIZES is the number of sequences computed together, the recurrence's blocks, the widths of the deterministic state,
+// of hidden layers and of an embedded action, and the number of latents and of their classes. The arguments of the
+// functions that Python calls are declared in border.py, which defines the *_ARGUMENTS.
 
 template <int TOGETHER_, int BLOCKS_, int D_, int H_, int E_, int LATENTS, int CLASSES_> struct Recurrence {
-  static constexpr int TOGETHER = TOGETHER_, BLOCKS = BLOCKS_, D = D_, H = H_, E = E_, CLASSES = CLASSES_, F = LATENTS * CLASSES;
+  static constexpr int TOGETHER = TOGETHER_, BLOCKS = BLOCKS_, D = D_, H = H_, E = E_;
+  static constexpr int CLASSES = CLASSES_, F = LATENTS * CLASSES;
   static constexpr int WIDTH = D / BLOCKS, MIXED = 2 * H + E, CHUNK = WIDTH + MIXED;
   template <int N> using All = float[TOGETHER][N];
   template <int IN, int OUT> using Product = Weight<1, IN, OUT, 2>;
   typedef typename Of<lanes_of_pixels(WIDTH, 1)>::Lanes V;
   typedef typename Of<lanes_of_pixels(CLASSES, 1)>::Lanes K;
 
-  // Of a step of a sequence: what the way back needs ...
-  struct Kept {
-    float inputs[BLOCKS][CHUNK], inner[D], hidden[H], chances[F];
+  // For each step of a sequence: the activations that the backward pass needs ...
+  struct Activations {
+    float inputs[BLOCKS][CHUNK], inner[D], hidden[H], probs[F];
     float reset[D], candidate[D], proposed[D], update[D];
     float z_deter[H], z_stoch[H], z_inner[D], z_hidden[H], scales[4];
   };
-  // ... and the gradients of what came out of each product, and of the embedded action
-  struct Slopes {
+  // ... and the gradients of each product's output and of the embedded action
+  struct Gradients {
     float deter[H], stoch[H], hidden[H], logits[F], inner[D], gates[3 * D], action[E];
   };
 
   Norm<H, 1> of_deter, of_stoch, of_hidden;
   Norm<D, 1> of_inner;
-  float uniform;  // the share of the uniform distribution in a latent's chances
+  float uniform;  // share of the uniform distribution in a latent's probabilities
 
-  // Where the parameters are: weights of linear layers (out, in), of layers in blocks (blocks, in, out), biases, gains and biases of norms
-  struct Numbers {
+  // Pointers to the parameters: weights of linear layers (out, in), of block layers (blocks, in, out), biases, gains
+  // and biases of norms
+  struct Parameters {
     const float *deter, *stoch, *known, *hidden, *logits_bias, *inner, *inner_bias, *gates, *gates_bias, *norms;
-    explicit Numbers(const float* x)
+    explicit Parameters(const float* x)
         : deter(x), stoch(deter + H * D), known(stoch + H * F), hidden(known + H * D), logits_bias(hidden + F * H),
-          inner(logits_bias + F), inner_bias(inner + D * CHUNK), gates(inner_bias + D), gates_bias(gates + 3 * D * WIDTH),
-          norms(gates_bias + 3 * D) {}
+          inner(logits_bias + F), inner_bias(inner + D * CHUNK), gates(inner_bias + D),
+          gates_bias(gates + 3 * D * WIDTH), norms(gates_bias + 3 * D) {}
   };
   static constexpr int NORMS = 6 * H + 2 * D;
+  static constexpr int PARAMETERS = 2 * H * D + 2 * H * F + F + D * (CHUNK + 1) + 3 * D * (WIDTH + 1) + NORMS;
 
   void take_norms(const float* norms, float eps) {
     of_deter.take(norms, eps), of_stoch.take(norms + 2 * H, eps);
@@ -75,10 +80,11 @@ template <class R> struct Forward : R {
   All<BLOCKS * CHUNK> inputs;
   All<3 * D> gates;
 
-  void take(const float* numbers, float eps, float share) {
-    const typename R::Numbers x(numbers);
+  void take(const float* parameters, float eps, float share) {
+    const typename R::Parameters x(parameters);
     R::take_norms(x.norms, eps), R::uniform = share;
-    std::memcpy(logits_bias, x.logits_bias, sizeof logits_bias), std::memcpy(inner_bias, x.inner_bias, sizeof inner_bias);
+    std::memcpy(logits_bias, x.logits_bias, sizeof logits_bias);
+    std::memcpy(inner_bias, x.inner_bias, sizeof inner_bias);
     std::memcpy(gates_bias, x.gates_bias, sizeof gates_bias);
     by_deter.pack([&](int, int j, int n) { return x.deter[n * D + j]; });
     by_stoch.pack([&](int, int j, int n) { return x.stoch[n * F + j]; });
@@ -90,7 +96,7 @@ template <class R> struct Forward : R {
     }
   }
 
-  void recur(const float* was, float* is, typename R::Kept& kept, const float* gate) {
+  void recur(const float* old_deter, float* is, typename R::Activations& saved, const float* gate) {
     constexpr int L = LANES<V>;
     for (int b = 0; b < BLOCKS; b++)
       for (int i = 0; i < WIDTH; i += L) {
@@ -99,15 +105,16 @@ template <class R> struct Forward : R {
           return load<V>(gate + place) + load<V>(gates_bias + place);
         };
         const V reset = sigmoid<V>(at(0)), candidate = at(1), update = sigmoid<V>(at(2) - 1.0f);
-        const V proposed = 2.0f * sigmoid<V>(2.0f * reset * candidate) - 1.0f, old = load<V>(was + b * WIDTH + i);
+        const V proposed = 2.0f * sigmoid<V>(2.0f * reset * candidate) - 1.0f, old = load<V>(old_deter + b * WIDTH + i);
         store(is + b * WIDTH + i, old + update * (proposed - old));
-        store(kept.reset + b * WIDTH + i, reset), store(kept.candidate + b * WIDTH + i, candidate);
-        store(kept.proposed + b * WIDTH + i, proposed), store(kept.update + b * WIDTH + i, update);
+        store(saved.reset + b * WIDTH + i, reset), store(saved.candidate + b * WIDTH + i, candidate);
+        store(saved.proposed + b * WIDTH + i, proposed), store(saved.update + b * WIDTH + i, update);
       }
   }
 
-  // chances of latents, and the one of each that is the largest, times its luck
-  void draw(const float* of, const float* luck, float* chances, float* drawn) {
+  // probabilities of the latents' classes, and a one-hot sample of each latent: the class with the largest probability
+  // times e^noise
+  void draw(const float* of, const float* exp_noise, float* probs, float* drawn) {
     constexpr int L = LANES<K>;
     for (int first = 0; first < F; first += CLASSES) {
       float largest = of[first], best = -1;
@@ -115,23 +122,23 @@ template <class R> struct Forward : R {
       K sum = {};
       for (int i = first; i < first + CLASSES; i += L) {
         const K e = exponential<K>(load<K>(of + i) - largest);
-        store(chances + i, e), sum += e;
+        store(probs + i, e), sum += e;
       }
       const float share = 1 / total<L>(sum)[0];
       int which = first;
       for (int i = first; i < first + CLASSES; i++) {
-        chances[i] *= share;
-        const float odds = (chances[i] * (1 - R::uniform) + R::uniform / CLASSES) * luck[i];
-        if (odds > best) best = odds, which = i;
+        probs[i] *= share;
+        const float score = (probs[i] * (1 - R::uniform) + R::uniform / CLASSES) * exp_noise[i];
+        if (score > best) best = score, which = i;
         drawn[i] = 0;
       }
       drawn[which] = 1;
     }
   }
 
-  // a step of ``count`` sequences; pointers are to the first one's
-  void step(int count, const float* keep, const float* action, const float* told, const float* luck, typename R::Kept* kept,
-            float* deters, float* stochs) {
+  // one step of ``count`` sequences; pointers are to those of the first
+  void step(int count, const float* keep, const float* action, const float* encoded, const float* exp_noise,
+            typename R::Activations* saved, float* deters, float* stochs) {
     for (int r = 0; r < count; r++) {
       R::template scale<D>(before_deter[r], deter[r], keep[r]);
       R::template scale<F>(before_stoch[r], stoch[r], keep[r]);
@@ -140,36 +147,36 @@ template <class R> struct Forward : R {
     by_stoch.template along<N, F, 0>(before_stoch[0], before_of_stoch[0]);
     for (int r = 0; r < count; r++) {
       float mixed[R::MIXED];
-      R::of_deter.forward(1, before_of_deter[r], 0, kept[r].z_deter, kept[r].scales, mixed, 0);
-      R::of_stoch.forward(1, before_of_stoch[r], 0, kept[r].z_stoch, kept[r].scales + 1, mixed + H, 0);
+      R::of_deter.forward(1, before_of_deter[r], 0, saved[r].z_deter, saved[r].scales, mixed, 0);
+      R::of_stoch.forward(1, before_of_stoch[r], 0, saved[r].z_stoch, saved[r].scales + 1, mixed + H, 0);
       std::memcpy(mixed + 2 * H, action + r * E, 4 * E);
       for (int b = 0; b < BLOCKS; b++) {
         float* input = inputs[r] + b * CHUNK;
         std::memcpy(input, before_deter[r] + b * WIDTH, 4 * WIDTH);
         std::memcpy(input + WIDTH, mixed, sizeof mixed);
       }
-      std::memcpy(kept[r].inputs, inputs[r], sizeof inputs[r]);
+      std::memcpy(saved[r].inputs, inputs[r], sizeof inputs[r]);
     }
     for (int b = 0; b < BLOCKS; b++)
       by_inner[b].template along<N, BLOCKS * CHUNK, 0, D>(inputs[0] + b * CHUNK, before_inner[0] + b * WIDTH);
     for (int r = 0; r < count; r++) {
       R::template add<D>(before_inner[r], inner_bias);
-      R::of_inner.forward(1, before_inner[r], 0, kept[r].z_inner, kept[r].scales + 2, inner[r], 0);
-      std::memcpy(kept[r].inner, inner[r], sizeof inner[r]);
+      R::of_inner.forward(1, before_inner[r], 0, saved[r].z_inner, saved[r].scales + 2, inner[r], 0);
+      std::memcpy(saved[r].inner, inner[r], sizeof inner[r]);
     }
     for (int b = 0; b < BLOCKS; b++)
       by_gates[b].template along<N, D, 0, 3 * D>(inner[0] + b * WIDTH, gates[0] + b * 3 * WIDTH);
-    for (int r = 0; r < count; r++) recur(before_deter[r], deter[r], kept[r], gates[r]);
+    for (int r = 0; r < count; r++) recur(before_deter[r], deter[r], saved[r], gates[r]);
     by_known.template along<N, D, 0>(deter[0], before_hidden[0]);
     for (int r = 0; r < count; r++) {
-      R::template add<H>(before_hidden[r], told + r * H);
-      R::of_hidden.forward(1, before_hidden[r], 0, kept[r].z_hidden, kept[r].scales + 3, hidden[r], 0);
-      std::memcpy(kept[r].hidden, hidden[r], sizeof hidden[r]);
+      R::template add<H>(before_hidden[r], encoded + r * H);
+      R::of_hidden.forward(1, before_hidden[r], 0, saved[r].z_hidden, saved[r].scales + 3, hidden[r], 0);
+      std::memcpy(saved[r].hidden, hidden[r], sizeof hidden[r]);
     }
     by_hidden.template along<N, H, 0>(hidden[0], logits[0]);
     for (int r = 0; r < count; r++) {
       R::template add<F>(logits[r], logits_bias);
-      draw(logits[r], luck + r * F, kept[r].chances, stoch[r]);
+      draw(logits[r], exp_noise + r * F, saved[r].probs, stoch[r]);
       std::memcpy(deters + r * D, deter[r], sizeof deter[r]), std::memcpy(stochs + r * F, stoch[r], sizeof stoch[r]);
     }
   }
@@ -185,14 +192,14 @@ template <class R> struct Backward : R {
   typename R::template Product<WIDTH, CHUNK> to_inputs[BLOCKS];
   typename R::template Product<3 * WIDTH, WIDTH> to_inner[BLOCKS];
   typename R::template Product<F, H> to_hidden;
-  All<D> deter, inner, before_inner, more_deter;  // deter and stoch: handed on to the step before
+  All<D> deter, inner, before_inner, product_gradient;  // deter and stoch: gradients that the previous step receives
   All<F> stoch, logits;
   All<H> hidden, before_hidden, before_of_deter, before_of_stoch;
   All<3 * D> gates;
   All<BLOCKS * CHUNK> inputs;
 
-  void take(const float* numbers, float share) {
-    const typename R::Numbers x(numbers);
+  void take(const float* parameters, float share) {
+    const typename R::Parameters x(parameters);
     R::take_norms(x.norms, 0), R::uniform = share;
     to_deter.pack([&](int, int j, int n) { return x.deter[j * D + n]; });
     to_stoch.pack([&](int, int j, int n) { return x.stoch[j * F + n]; });
@@ -204,46 +211,48 @@ template <class R> struct Backward : R {
     }
   }
 
-  void step(int count, const float* keep, const float* of_deter, const float* of_chances, const typename R::Kept* kept,
-            typename R::Slopes* slopes) {
+  void step(int count, const float* keep, const float* deter_gradient, const float* probs_gradient,
+            const typename R::Activations* saved, typename R::Gradients* gradients) {
     constexpr int L = LANES<V>;
     for (int r = 0; r < count; r++) {
       for (int first = 0; first < F; first += CLASSES) {
         float mean = 0;
         for (int i = first; i < first + CLASSES; i++) {
-          logits[r][i] = of_chances[r * F + i] + (1 - R::uniform) * stoch[r][i];
-          mean += kept[r].chances[i] * logits[r][i];
+          logits[r][i] = probs_gradient[r * F + i] + (1 - R::uniform) * stoch[r][i];
+          mean += saved[r].probs[i] * logits[r][i];
         }
-        for (int i = first; i < first + CLASSES; i++) logits[r][i] = kept[r].chances[i] * (logits[r][i] - mean);
+        for (int i = first; i < first + CLASSES; i++) logits[r][i] = saved[r].probs[i] * (logits[r][i] - mean);
       }
-      std::memcpy(slopes[r].logits, logits[r], sizeof logits[r]);
+      std::memcpy(gradients[r].logits, logits[r], sizeof logits[r]);
     }
     to_hidden.template along<N, F, 0>(logits[0], hidden[0]);
     for (int r = 0; r < count; r++) {
-      R::of_hidden.backward(1, hidden[r], 0, kept[r].z_hidden, kept[r].scales + 3, before_hidden[r], nullptr);
-      std::memcpy(slopes[r].hidden, before_hidden[r], sizeof before_hidden[r]);
+      R::of_hidden.backward(1, hidden[r], 0, saved[r].z_hidden, saved[r].scales + 3, before_hidden[r], nullptr);
+      std::memcpy(gradients[r].hidden, before_hidden[r], sizeof before_hidden[r]);
     }
-    to_known.template along<N, H, 0>(before_hidden[0], more_deter[0]);
+    to_known.template along<N, H, 0>(before_hidden[0], product_gradient[0]);
     for (int r = 0; r < count; r++)
       for (int b = 0; b < BLOCKS; b++)
         for (int i = 0; i < WIDTH; i += L) {
           const int at = b * WIDTH + i;
-          const V slope = load<V>(deter[r] + at) + load<V>(more_deter[r] + at) + load<V>(of_deter + r * D + at);
-          const V reset = load<V>(kept[r].reset + at), candidate = load<V>(kept[r].candidate + at);
-          const V proposed = load<V>(kept[r].proposed + at), update = load<V>(kept[r].update + at);
-          const V rising = slope * update * (1.0f - proposed * proposed), old = load<V>(&kept[r].inputs[b][i]);
+          const V gradient =
+              load<V>(deter[r] + at) + load<V>(product_gradient[r] + at) + load<V>(deter_gradient + r * D + at);
+          const V reset = load<V>(saved[r].reset + at), candidate = load<V>(saved[r].candidate + at);
+          const V proposed = load<V>(saved[r].proposed + at), update = load<V>(saved[r].update + at);
+          const V proposed_gradient = gradient * update * (1.0f - proposed * proposed);
+          const V old = load<V>(&saved[r].inputs[b][i]);
           float* gate = gates[r] + 3 * b * WIDTH + i;
-          store(gate, rising * candidate * reset * (1.0f - reset));
-          store(gate + WIDTH, rising * reset);
-          store(gate + 2 * WIDTH, slope * (proposed - old) * update * (1.0f - update));
-          store(deter[r] + at, slope * (1.0f - update));
+          store(gate, proposed_gradient * candidate * reset * (1.0f - reset));
+          store(gate + WIDTH, proposed_gradient * reset);
+          store(gate + 2 * WIDTH, gradient * (proposed - old) * update * (1.0f - update));
+          store(deter[r] + at, gradient * (1.0f - update));
         }
     for (int b = 0; b < BLOCKS; b++)
       to_inner[b].template along<N, 3 * D, 0, D>(gates[0] + 3 * b * WIDTH, inner[0] + b * WIDTH);
     for (int r = 0; r < count; r++) {
-      R::of_inner.backward(1, inner[r], 0, kept[r].z_inner, kept[r].scales + 2, before_inner[r], nullptr);
-      std::memcpy(slopes[r].gates, gates[r], sizeof gates[r]);
-      std::memcpy(slopes[r].inner, before_inner[r], sizeof before_inner[r]);
+      R::of_inner.backward(1, inner[r], 0, saved[r].z_inner, saved[r].scales + 2, before_inner[r], nullptr);
+      std::memcpy(gradients[r].gates, gates[r], sizeof gates[r]);
+      std::memcpy(gradients[r].inner, before_inner[r], sizeof before_inner[r]);
     }
     for (int b = 0; b < BLOCKS; b++)
       to_inputs[b].template along<N, D, 0, BLOCKS * CHUNK>(before_inner[0] + b * WIDTH, inputs[0] + b * CHUNK);
@@ -253,29 +262,29 @@ template <class R> struct Backward : R {
         R::template add<WIDTH>(deter[r] + b * WIDTH, inputs[r] + b * CHUNK);
         R::template add<R::MIXED>(mixed, inputs[r] + b * CHUNK + WIDTH);
       }
-      R::of_deter.backward(1, mixed, 0, kept[r].z_deter, kept[r].scales, before_of_deter[r], nullptr);
-      R::of_stoch.backward(1, mixed + H, 0, kept[r].z_stoch, kept[r].scales + 1, before_of_stoch[r], nullptr);
-      std::memcpy(slopes[r].deter, before_of_deter[r], sizeof before_of_deter[r]);
-      std::memcpy(slopes[r].stoch, before_of_stoch[r], sizeof before_of_stoch[r]);
-      std::memcpy(slopes[r].action, mixed + 2 * H, 4 * E);
+      R::of_deter.backward(1, mixed, 0, saved[r].z_deter, saved[r].scales, before_of_deter[r], nullptr);
+      R::of_stoch.backward(1, mixed + H, 0, saved[r].z_stoch, saved[r].scales + 1, before_of_stoch[r], nullptr);
+      std::memcpy(gradients[r].deter, before_of_deter[r], sizeof before_of_deter[r]);
+      std::memcpy(gradients[r].stoch, before_of_stoch[r], sizeof before_of_stoch[r]);
+      std::memcpy(gradients[r].action, mixed + 2 * H, 4 * E);
     }
-    to_deter.template along<N, H, 0>(before_of_deter[0], more_deter[0]);
+    to_deter.template along<N, H, 0>(before_of_deter[0], product_gradient[0]);
     to_stoch.template along<N, H, 0>(before_of_stoch[0], stoch[0]);
     for (int r = 0; r < count; r++) {
-      R::template add<D>(deter[r], more_deter[r]);
+      R::template add<D>(deter[r], product_gradient[r]);
       R::template scale<D>(deter[r], deter[r], keep[r]);
       R::template scale<F>(stoch[r], stoch[r], keep[r]);
     }
   }
 };
 
-// ---- what torch calls; sequences are (steps, n, ...)
+// ---- the functions that Python calls; sequences are (steps, n, ...)
 
 using The = Recurrence<SIZES>;
 
 static long groups(long n) { return (n + The::TOGETHER - 1) / The::TOGETHER; }
 
-// f(first sequence, how many) for those of a thread
+// f(first sequence, number of sequences) for every group of a thread
 template <class F> static void each_group(long first, long last, long n, F f) {
   for (long g = first; g < last; g++) {
     const long start = g * The::TOGETHER, count = n - start;
@@ -283,46 +292,43 @@ template <class F> static void each_group(long first, long last, long n, F f) {
   }
 }
 
-// how many numbers there are: kept of a step of a sequence, gradients of one, parameters of norms, and lanes of a vector
-extern "C" void sizes(long* result) {
-  const long all[] = {sizeof(The::Kept) / 4, sizeof(The::Slopes) / 4, The::NORMS, WIDE};
-  std::memcpy(result, all, sizeof all);
+// lengths of the axes that depend on the network
+extern "C" void sizes(SIZES_ARGUMENTS) {
+  const int64_t all[] = {sizeof(The::Activations) / 4, sizeof(The::Gradients) / 4, The::NORMS, The::PARAMETERS,
+                         The::F, WIDE};
+  std::memcpy(lengths, all, sizeof all);
 }
 
-extern "C" void observe(const float* numbers, float eps, float uniform, const float* keep, const float* deter, const float* stoch,
-                        const float* action, const float* told, const float* luck, float* kept, float* deters, float* stochs,
-                        long steps, long n, int threads) {
+extern "C" void observe(OBSERVE_ARGUMENTS) {
   in_threads(groups(n), threads, [&](int, long from, long to) {
     auto net = std::make_unique<Forward<The>>();
-    net->take(numbers, eps, uniform);
+    net->take(parameters, eps, uniform);
     each_group(from, to, n, [&](long first, int count) {
       std::memcpy(net->deter, deter + first * The::D, 4l * count * The::D);
       std::memcpy(net->stoch, stoch + first * The::F, 4l * count * The::F);
       for (long t = 0; t < steps; t++) {
         const long at = t * n + first;
-        net->step(count, keep + at, action + at * The::E, told + at * The::H, luck + at * The::F, (The::Kept*)kept + at,
-                  deters + at * The::D, stochs + at * The::F);
+        net->step(count, keep + at, embedded + at * The::E, encoded + at * The::H, exp_noise + at * The::F,
+                  (The::Activations*)activations + at, deters + at * The::D, stochs + at * The::F);
       }
     });
   });
 }
 
-extern "C" void observe_back(const float* numbers, float uniform, const float* keep, const float* of_deters, const float* of_chances,
-                             const float* kept, float* slopes, float* of_deter, float* of_stoch, float* of_norms, long steps, long n,
-                             int threads) {
+extern "C" void observe_backward(OBSERVE_BACKWARD_ARGUMENTS) {
   in_threads(groups(n), threads, [&](int k, long from, long to) {
     auto net = std::make_unique<Backward<The>>();
-    net->take(numbers, uniform);
+    net->take(parameters, uniform);
     each_group(from, to, n, [&](long first, int count) {
       std::memset(net->deter, 0, sizeof net->deter), std::memset(net->stoch, 0, sizeof net->stoch);
       for (long t = steps - 1; t >= 0; t--) {
         const long at = t * n + first;
-        net->step(count, keep + at, of_deters + at * The::D, of_chances + at * The::F, (const The::Kept*)kept + at,
-                  (The::Slopes*)slopes + at);
+        net->step(count, keep + at, deters_gradient + at * The::D, probs_gradient + at * The::F,
+                  (const The::Activations*)activations + at, (The::Gradients*)activation_gradients + at);
       }
-      std::memcpy(of_deter + first * The::D, net->deter, 4l * count * The::D);
-      std::memcpy(of_stoch + first * The::F, net->stoch, 4l * count * The::F);
+      std::memcpy(deter_gradient + first * The::D, net->deter, 4l * count * The::D);
+      std::memcpy(stoch_gradient + first * The::F, net->stoch, 4l * count * The::F);
     });
-    net->give_norms(of_norms + (long)k * The::NORMS);
+    net->give_norms(norms_gradient + (long)k * The::NORMS);
   });
 }

@@ -1,5 +1,5 @@
-// What the kernels share: vectors, products whose sums stay in registers, and layer normalisation with SiLU. Everything is known to the
-// compiler: a kernel is built for the sizes of one network.
+// The parts that both kernels use: vectors, matrix products that accumulate in registers, and layer normalisation with
+// SiLU. All sizes are compile-time constants: a kernel is built for the sizes of one network.
 
 #include <cmath>
 #include <cstdint>
@@ -13,8 +13,9 @@
 
 // ---- vectors
 
+// lanes of a register, registers for sums, vectors of an output at a time
 #if defined(__AVX512F__)
-constexpr int WIDE = 16, REGISTERS = 24, MOST_VECTORS = 4;  // lanes of a register, registers for sums, vectors of one output at a time
+constexpr int WIDE = 16, REGISTERS = 24, MOST_VECTORS = 4;
 #elif defined(__AVX__)
 constexpr int WIDE = 8, REGISTERS = 12, MOST_VECTORS = 2;
 #else
@@ -59,7 +60,8 @@ template <int GROUP, class V, int... I> static inline V repeated(V v, std::integ
   return shuffled<(I % GROUP)...>(v, v);
 }
 
-// sums over groups of GROUP lanes: of those in a group, in each of its lanes; of those at the same place in all groups, in the first
+// Sums with groups of GROUP lanes. ``total``: over the lanes of a group, in each of its lanes. ``folded``: over
+// groups, lane by lane, in the first group.
 template <int GROUP, class V> static inline V total(V v) {
   if constexpr (GROUP > 1) v = total<GROUP / 2>(v + swapped<GROUP / 2>(v, Lanes<LANES<V>>()));
   return v;
@@ -77,7 +79,7 @@ template <class V> static inline V inverse_root(V x) {
   return x;
 }
 
-#if defined(__AVX512F__)  // guessed to 14 bits, and one step of Newton's, in a third of the time
+#if defined(__AVX512F__)  // an estimate of 14 bits and one step of Newton's method: a third of the time
 typedef Of<16>::Lanes Sixteen;
 
 template <> inline Sixteen inverse(Sixteen x) {
@@ -114,17 +116,20 @@ template <class V> static inline V sigmoid(V x) { return inverse<V>(1.0f + expon
 
 // ---- products
 
-constexpr int lanes_of_sums(int n, int lanes = WIDE) { return lanes > 4 && n <= lanes / 2 ? lanes_of_sums(n, lanes / 2) : lanes; }
+constexpr int lanes_of_sums(int n, int lanes = WIDE) {
+  return lanes > 4 && n <= lanes / 2 ? lanes_of_sums(n, lanes / 2) : lanes;
+}
 
 // Sums of N numbers, in vectors of which TILE, up to LIMIT, are in registers at a time for up to MOST outputs
 template <int N, int LIMIT = MOST_VECTORS> struct Sums {
-  static constexpr int L = lanes_of_sums(N), VECTORS = (N + L - 1) / L, WIDTH = VECTORS * L, LAST = N - (VECTORS - 1) * L;
+  static constexpr int L = lanes_of_sums(N), VECTORS = (N + L - 1) / L;
+  static constexpr int WIDTH = VECTORS * L, LAST = N - (VECTORS - 1) * L;
   static constexpr int TILE = VECTORS % LIMIT == 0 ? LIMIT : VECTORS % 2 == 0 && LIMIT > 1 ? 2 : 1;
   static constexpr int TILES = VECTORS / TILE, MOST = REGISTERS / TILE;
   typedef typename Of<L>::Lanes V;
 };
 
-// f(start, size) with a size known to the compiler, for COUNT things in about equal parts of at most MOST
+// f(start, size) with a compile-time size, for COUNT items in about equal parts of at most MOST
 template <int COUNT, int MOST, class F> static inline void in_parts(F f) {
   constexpr int PARTS = (COUNT + MOST - 1) / MOST, SIZE = COUNT / PARTS, LARGER = COUNT % PARTS;
   if constexpr (LARGER > 0)
@@ -179,19 +184,21 @@ template <int ROWS, int CHUNK, int N, int LIMIT = MOST_VECTORS> struct Weight {
 
 // ---- norms
 
-// How many lanes are best for pixels of c channels, w of them in a row: several pixels in a vector, or a pixel in several
+// The number of lanes for pixels of c channels, w of them in a row: several pixels in a vector, or a pixel in several
+// vectors
 constexpr int lanes_of_pixels(int c, int w, int lanes = WIDE) {
   const bool several = c <= lanes && lanes % c == 0 && w % (lanes / c) == 0;
   return several || c % lanes == 0 ? lanes : lanes_of_pixels(c, w, lanes / 2);
 }
 
-// Layer normalisation over the C channels of pixels, and SiLU: ``height`` rows of W pixels, rows being a pitch apart. What it keeps, the
-// normalised numbers and one over the deviation of each pixel, lies together.
+// Layer normalisation over the C channels of pixels, then SiLU: ``height`` rows of W pixels, a pitch apart. It saves
+// for the backward pass, without gaps, the normalised values ``z`` and one over the standard deviation of each pixel,
+// ``scales``.
 template <int C, int W> struct Norm {
   static constexpr int L = lanes_of_pixels(C, W), GROUP = C < L ? C : L, R = L / GROUP;  // R pixels in a vector
   static constexpr int STEP = C * R, VECTORS = STEP / L;
   typedef typename Of<L>::Lanes V;
-  float gain[C], bias[C], of_gain[C], of_bias[C];
+  float gain[C], bias[C], gain_gradient[C], bias_gradient[C];
   float eps;
 
   void take(const float* x, float e) {
@@ -199,12 +206,14 @@ template <int C, int W> struct Norm {
     eps = e;
   }
   void give(float* gradient) const {
-    std::memcpy(gradient, of_gain, sizeof of_gain), std::memcpy(gradient + C, of_bias, sizeof of_bias);
+    std::memcpy(gradient, gain_gradient, sizeof gain_gradient);
+    std::memcpy(gradient + C, bias_gradient, sizeof bias_gradient);
   }
 
   static V at(const float* x, int v) { return repeated<GROUP>(load<V>(x + v * L, 4 * GROUP), Lanes<L>()); }
 
-  void forward(int height, const float* before, int pitch, float* z, float* scales, float* after, int after_pitch) const {
+  void forward(int height, const float* before, int pitch, float* z, float* scales, float* after,
+               int after_pitch) const {
     V a[VECTORS], b[VECTORS], d[VECTORS];
     for (int v = 0; v < VECTORS; v++) a[v] = at(gain, v), b[v] = at(bias, v);
     for (int row = 0; row < height; row++) {
@@ -230,13 +239,14 @@ template <int C, int W> struct Norm {
     }
   }
 
-  // the slope of what came out, to that of what went in; and, where it is asked for, what came out once more
-  void backward(int height, const float* slope, int pitch, const float* z, const float* scales, float* slope_before, float* after) {
+  // from the gradient of the output to that of the input; where ``after`` is given, computes the output again too
+  void backward(int height, const float* gradient, int pitch, const float* z, const float* scales,
+                float* gradient_before, float* after) {
     V a[VECTORS], b[VECTORS], t[VECTORS], to_gain[VECTORS] = {}, to_bias[VECTORS] = {};
     for (int v = 0; v < VECTORS; v++) a[v] = at(gain, v), b[v] = at(bias, v);
     for (int row = 0; row < height; row++) {
-      const float* g = slope + row * pitch;
-      float *dx = slope_before + row * pitch, *y = after ? after + row * pitch : nullptr;
+      const float* g = gradient + row * pitch;
+      float *dx = gradient_before + row * pitch, *y = after ? after + row * pitch : nullptr;
       for (int i = 0; i < W; i += R, g += STEP, dx += STEP, z += STEP, scales += R) {
         const V scale = spread<GROUP>(load<V>(scales, 4 * R), Lanes<L>());
         V sum = {}, product = {};
@@ -255,15 +265,16 @@ template <int C, int W> struct Norm {
     }
     for (int v = 0; v < VECTORS; v++)
       for (int c = 0; c < GROUP; c++) {
-        of_gain[v * L + c] += folded<GROUP>(to_gain[v])[c];
-        of_bias[v * L + c] += folded<GROUP>(to_bias[v])[c];
+        gain_gradient[v * L + c] += folded<GROUP>(to_gain[v])[c];
+        bias_gradient[v * L + c] += folded<GROUP>(to_bias[v])[c];
       }
   }
 };
 
 // ---- threads
 
-// f(k, first, last) for every thread k and its stretch of n things: what comes out depends on the number of threads, and on no chance
+// f(k, first, last) for every thread k and its range of n items; results depend on the number of threads and not on
+// their timing
 template <class F> static void in_threads(long n, int threads, F f) {
 #pragma omp parallel for num_threads(threads)
   for (int k = 0; k < threads; k++) f(k, n * k / threads, n * (k + 1) / threads);
