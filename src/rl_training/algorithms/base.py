@@ -251,21 +251,6 @@ class Learner(Stateful, metaclass=_Made):
                 part._mode(training)
 
 
-class BoxLearner(Learner):
-    """A learner of actions in [-1, 1]: ``_policy(obs)`` gives, on the host, a mean and a log-deviation (None: no chance)."""
-
-    _policy: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
-
-    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
-        mean, log_std = self._policy(obs)
-        if not deterministic and log_std is not None:
-            mean = mean + np.exp(log_std) * stream(rng).standard_normal(mean.shape, dtype=np.float32)
-        return Acting(self._bounded(mean))
-
-    def _bounded(self, actions: np.ndarray) -> np.ndarray:
-        return np.tanh(actions)
-
-
 _shared = np.random.default_rng()
 
 

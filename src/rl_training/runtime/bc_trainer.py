@@ -9,11 +9,15 @@ from rl_training.base.options import Sizes, opt
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.models.heads import Point, SquashedGaussian
 from rl_training.models.mlp_policy import MLPPolicy
-from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
+from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+__all__ = ["SPECS", "BCLoop", "BCOptions", "_build_offline_dataset", "_infer_env_spaces", "build", "train_bc"]
 
 
 class BCOptions(OfflineOptions):
+    """Behaviour cloning's options."""
+
     TITLE = "bc"
     hidden_sizes: Sizes = opt(
         (256, 256), "widths of the hidden layers (images: the last one is the number of features)"
@@ -30,11 +34,14 @@ class BCOptions(OfflineOptions):
 
 
 class BCLoop(OfflineLoop):
+    """The offline loop, on the episodes of highest return if only a share of the data is used."""
+
     def select(self, data: TransitionDataset) -> TransitionDataset:
         return data if self._cfg.best_fraction == 1 else data.best(self._cfg.best_fraction)
 
 
 def build(cfg: BCOptions, plan: Blueprint) -> BC:
+    """The learner, with a head for the task's kind of actions."""
     boxes = {"mse": Point, "likelihood": SquashedGaussian}[cfg.loss]
     head = boxes(plan.spaces.action_dim) if plan.spaces.action_kind == "box" else plan.head
     return BC(

@@ -17,8 +17,8 @@ from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import never, termination_of
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.critic_options import SoftOptions
 from rl_training.runtime.run import Run, TrainingFailure
-from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import Blueprint
 
 
@@ -40,7 +40,7 @@ class ModelOptions(Options):
         )
 
 
-class RolloutOptions(ModelOptions):
+class RolloutOptions(SoftOptions, ModelOptions):
     """Fits that are judged on held-out data, and imagined transitions."""
 
     num_elites: int = opt(5, "members, the best on held-out data, that rollouts ask", ge=1)
@@ -61,12 +61,7 @@ class RolloutOptions(ModelOptions):
     synthetic_buffer_capacity: int | None = opt(None, "imagined transitions kept; null: those retained", ge=1)
     synthetic_batch_ratio: float = opt(0.95, "share of imagined transitions in every batch", ge=0, le=1)
     policy_learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
-    hidden_sizes: Sizes = opt((256, 256), "widths of the policy's hidden layers")
     layer_norm: bool = opt(False, "normalise the critics' hidden layers, which bounds what they say of unseen actions")
-    gamma: float = opt(0.99, "discount", ge=0, le=1)
-    alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
-    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
-    tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """The arguments of MOPO and MBPO alike."""
@@ -79,11 +74,8 @@ class RolloutOptions(ModelOptions):
             "dynamics_model": self.model(replace(plan, network=None), elites),
             "policy_learning_rate": self.policy_learning_rate,
             "model_learning_rate": self.model_learning_rate,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "tau": self.tau,
-            "target_entropy": self.target_entropy,
             "terminated": terminations_of(plan),
+            **self.soft(),
         }
 
 
