@@ -18,7 +18,9 @@ from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_
 from rl_training.algorithms.planning import CEM, Planner
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
 from rl_training.models.host import device_of
-from rl_training.models.mlp_mopo import drawn_from_rows
+from rl_training.models.mlp_mopo import sample_from_rows
+
+__all__ = ["PETS", "Rewards", "pets_loss"]
 
 Rewards = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -33,7 +35,7 @@ class PETS(EnsembleDynamics):
     """``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and ``num_ensembles``.
 
     ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1]; without them,
-    plans never end early, and rewards are the model's.
+    plans never terminate, and rewards are the model's.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class PETS(EnsembleDynamics):
         return total.view(members, count, each).mean((0, 2))
 
     def _drawn(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """A sample (E, B, D + 1) of what the members predict of their own rows (E, B, ...)."""
+        """A sample (E, B, D + 1) of each member's prediction for its own rows (E, B, ...)."""
         draw = getattr(self.model, "draw", None)
-        return drawn_from_rows(self.model, obs, actions) if draw is None else draw(obs, actions)
+        return sample_from_rows(self.model, obs, actions) if draw is None else draw(obs, actions)
 
     def _shuffled(
         self, state: torch.Tensor, total: torch.Tensor, alive: torch.Tensor, each: int
@@ -159,7 +161,7 @@ class PETS(EnsembleDynamics):
         return moved(state), moved(total).squeeze(-1), moved(alive).squeeze(-1)
 
     def _known(
-        self, function: Callable, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
+        self, function: Rewards | Terminations, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
     ) -> torch.Tensor:
         """A known function of rows, for all members' particles."""
         arrays = (x.reshape(-1, x.shape[-1]).cpu().numpy() for x in (state, actions, next_state))

@@ -51,14 +51,6 @@ def build(cfg: BCOptions, plan: Blueprint) -> BC:
     )
 
 
-SPECS = {
-    "bc": AlgorithmSpec(
-        name="bc",
-        config=BCOptions,
-        build=build,
-        loop=BCLoop,
-        obs=("vector", "image"),
-        actions=("discrete", "box", "multi_discrete", "multi_binary"),
-    )
-}
+KINDS = {"obs": ("vector", "image"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+SPECS = {"bc": AlgorithmSpec(name="bc", config=BCOptions, build=build, loop=BCLoop, **KINDS)}
 train_bc = SPECS["bc"].train

@@ -16,8 +16,12 @@ from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = ["SPECS", "PETSLoop", "PETSOptions", "build", "train_pets"]
+
 
 class PETSOptions(ModelOptions, ReplayOptions):
+    """PETS's options."""
+
     TITLE = "pets"
     gradient_updates_per_step: ClassVar[int] = 1
     eval_interval: int | None = opt(
@@ -48,6 +52,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
     )
 
     def search(self) -> Planner:
+        """The planner that these options describe."""
         if self.planner == "random":
             return RandomShooting(self.planning_candidates * self.planning_iterations)
         kind = {"cem": CEM, "icem": ICEM}[self.planner]
@@ -59,10 +64,8 @@ class PETSOptions(ModelOptions, ReplayOptions):
         )
 
 
-PASSES, LEAST_UPDATES = (
-    5,
-    1_000,
-)  # over all data in a fit, as in the paper; which makes a few dozen steps of the first data
+PASSES = 5  # over all data in a fit, as in the paper
+LEAST_UPDATES = 1_000  # of a fit: five passes over the first data are only a few dozen gradient steps
 
 
 class PETSLoop(OffPolicyLoop):
@@ -76,7 +79,7 @@ class PETSLoop(OffPolicyLoop):
 
     def updates_of_a_fit(self, rows: int) -> int:
         """How many gradient steps a fit to so many transitions takes."""
-        cfg = self._cfg
+        cfg: PETSOptions = self._cfg
         if cfg.model_updates_per_step is not None:
             return max(1, round(cfg.train_frequency * cfg.model_updates_per_step))
         return max(LEAST_UPDATES, PASSES * -(-rows // cfg.batch_size))
@@ -86,7 +89,7 @@ class PETSLoop(OffPolicyLoop):
         return sum(self.updates_of_a_fit(min(step, self._cfg.buffer_capacity)) for step in fits)
 
     def first_update_step(self) -> int:
-        return max(1, self._starts)  # the first fit waits for no train_frequency
+        return max(1, int(self._starts))  # the first fit waits for no train_frequency
 
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
@@ -94,7 +97,7 @@ class PETSLoop(OffPolicyLoop):
         if not (fit.active or due) or run.budget_spent:
             return
         if not fit.active:
-            fit.set_most_updates(self.updates_of_a_fit(len(self.replay)))
+            fit.most_updates = self.updates_of_a_fit(len(self.replay))
         before = fit.total_updates
         data = self.replay.columns()
         for metrics in fit.run(data):
@@ -111,6 +114,7 @@ class PETSLoop(OffPolicyLoop):
 
 
 def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
+    """The learner, with a model of the task's sizes."""
     return PETS(
         dynamics_model=cfg.model(plan),
         learning_rate=cfg.model_learning_rate,
