@@ -24,7 +24,7 @@ def critic_metrics(loss: torch.Tensor, q_values: torch.Tensor, target: torch.Ten
 
 
 class LogCoefficient:
-    """A positive coefficient of a loss, as its logarithm: a parameter that an optimizer may tune, saved as one tensor."""
+    """A positive coefficient of a loss by its logarithm: a parameter that may be tuned, saved as one tensor."""
 
     def __init__(self, coefficient: float, device: torch.device) -> None:
         self.value = nn.Parameter(torch.tensor(math.log(coefficient), device=device))
@@ -41,9 +41,11 @@ class LogCoefficient:
 
 
 class ActorCritic(Learner):
-    """``model`` has ``q_values(obs, actions)``, a (B,) for each critic, ``actor_parameters`` and ``critic_parameters``.
+    """An actor, critics and target critics, with an optimizer for each of the first two.
 
-    ``policy`` acts for it. The critics of ``target_model`` follow those of ``model`` by ``tau`` with every ``_move_target``.
+    ``model`` has ``q_values(obs, actions)``, a (B,) for each critic, ``actor_parameters`` and ``critic_parameters``.
+    ``policy`` acts for it. The critics of ``target_model`` follow those of ``model`` by ``tau`` with every
+    ``_move_target``.
     """
 
     def __init__(

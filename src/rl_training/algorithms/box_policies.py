@@ -1,7 +1,7 @@
 """Acting in the box [-1, 1]: policies as functions of arrays while a run acts, and as modules that can be exported.
 
-Each class reads the outputs of one kind of actor. Networks of a few layers act in numpy; a model whose methods are overridden acts by
-those methods, so that what acts is what is learned.
+Each class reads the outputs of one kind of actor. Networks of a few layers act in numpy; a model whose methods are
+overridden acts by those methods, so that what acts is what is learned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Reader = Callable[[np.ndarray], Gaussian]
 
 
 class BoxPolicy:
-    """A Gaussian by the model's ``actor``, with noise from a numpy stream. A subclass reads the actor's outputs and bounds the sample."""
+    """A policy by a model's ``actor``. A subclass reads mean and deviation off its outputs, and bounds the sample."""
 
     REPLACED: ClassVar[tuple[str, ...]] = ()  # methods of the model that numpy stands in for
 
@@ -42,7 +42,7 @@ class BoxPolicy:
 
     @classmethod
     def _reader(cls, model: Any) -> Reader | None:
-        """The actor's outputs to mean and log-deviation; None for a model of which numpy cannot tell them."""
+        """A function from the actor's outputs to mean and log-deviation; None for a model that needs torch for it."""
         raise NotImplementedError
 
     @staticmethod
@@ -79,7 +79,7 @@ class BoxPolicy:
 
 
 class SquashedPolicy(BoxPolicy):
-    """A tanh of a Gaussian. What is learned is ``sample_actions``, so a model's own ``sample_actions`` is also what acts."""
+    """A tanh of a Gaussian: SAC's policy. A model's own ``sample_actions``, which is what is learned, also acts."""
 
     REPLACED = ("policy", "sample_actions")
 
@@ -122,7 +122,7 @@ class SquashedPolicy(BoxPolicy):
 
 
 class BoundedGaussianPolicy(BoxPolicy):
-    """A Gaussian whose mean is a tanh and whose deviation is a parameter; samples are clipped to the box."""
+    """A Gaussian whose mean is a tanh and whose deviation is a parameter, clipped to the box: IQL's policy."""
 
     REPLACED = ("policy", "actions", "policy_log_std")
 
@@ -144,7 +144,7 @@ class BoundedGaussianPolicy(BoxPolicy):
 
 
 class DeterministicPolicy(BoxPolicy):
-    """A tanh of the actor's outputs, without noise."""
+    """A tanh of the actor's outputs, without noise: TD3+BC's policy."""
 
     REPLACED = ("actions",)
 

@@ -1,7 +1,7 @@
-"""Conservative Q-learning (Kumar et al., 2020), CQL(H) on SAC: values of actions that the data does not show are pushed down.
+"""Conservative Q-learning (Kumar et al., 2020): SAC that pushes down the values of actions outside the data.
 
-The soft maximum over actions is estimated from uniform and policy actions, each weighted by its density. Where actions are choices,
-it is exact: ``discrete_cql``.
+The variant is CQL(H). The soft maximum over actions is estimated from uniform and policy actions, each weighted by its
+density. Where actions are choices, it is exact: ``discrete_cql``.
 """
 
 from __future__ import annotations
@@ -28,31 +28,35 @@ def conservative_gap(
 ) -> torch.Tensor:
     """How far the soft maximum over actions lies above the data's actions, for each critic: (C,).
 
-    ``q_values`` (C, B, M) of M sampled actions, ``log_densities`` (B, M) of their distributions, ``data_q_values`` (C, B).
+    ``q_values`` (C, B, M) of M sampled actions, ``log_densities`` (B, M) of those, ``data_q_values`` (C, B).
     """
     soft_maximum = temperature * (q_values / temperature - log_densities).logsumexp(-1)
     return (soft_maximum - data_q_values).mean(1)
 
 
 def candidate_actions(uniform: torch.Tensor, drawn: torch.Tensor, logprobs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """N uniform actions, N of the policy and N of the policy at the next observation: (B, 3N, A), and their log-densities (B, 3N).
+    """Actions (B, 3N, A): N uniform, N of the policy, N of the policy at the next observation; log-densities (B, 3N).
 
-    ``uniform`` (B, N, A) lies in [0, 1]; ``drawn`` (2B, N, A) and ``logprobs`` (2B, N) are of the policy at both observations.
+    ``uniform`` (B, N, A) lies in [0, 1]; ``drawn`` (2B, N, A) and ``logprobs`` (2B, N) are of the policy at both
+    observations.
     """
     constant = uniform.new_full(uniform.shape[:2], -uniform.shape[-1] * LOG_2)
     return torch.cat([2 * uniform - 1, *drawn.chunk(2)], 1), torch.cat([constant, *logprobs.chunk(2)], 1)
 
 
 def cql_loss(batch: Mapping[str, Any]) -> Tensors:
-    """SAC's losses, from its keys, with ``cql_alpha`` times (``cql_penalty_q1`` + ``cql_penalty_q2``) in the critics'."""
+    """SAC's losses, the critics' with ``cql_alpha`` times (``cql_penalty_q1`` + ``cql_penalty_q2``)."""
     terms = sac_loss(dict(batch))
     penalty = torch.as_tensor(batch["cql_alpha"] * (batch["cql_penalty_q1"] + batch["cql_penalty_q2"])).mean()
     return {**terms, "critic_loss": terms["critic_loss"] + penalty, "cql_penalty": penalty}
 
 
 class CQL(SAC):
-    """``lagrange``: the gap that ``cql_alpha`` is tuned to; None keeps it fixed. In the first ``bc_updates`` the actor imitates the
-    data while the critics learn, as in the authors' code."""
+    """SAC whose critics' loss has the conservative gap, weighted by ``cql_alpha``.
+
+    ``lagrange``: the gap that the weight is tuned to; None keeps it fixed. In the first ``bc_updates`` the actor
+    imitates the data while the critics learn, as in the authors' code.
+    """
 
     WORTH_COMPILING = 1_000
 
@@ -94,7 +98,7 @@ class CQL(SAC):
         data_actions, (rows, dim) = batch["actions"], batch["actions"].shape
         alpha, weight = self.log_alpha.coefficient(), self.log_weight.coefficient().clamp(max=1e6)
 
-        # N + 1 actions at both observations by one pass of the actor: (2B, N + 1, A) and (2B, N + 1); the first is SAC's
+        # N + 1 actions at both observations, one pass of the actor: (2B, N + 1, A) and (2B, N + 1); the first is SAC's
         both = torch.cat([obs, next_obs])
         gaussian = None if self._policy.own_sampling else self.model.policy(both)
         drawn, logps = sample_many(self.model, both, batch["noise"], gaussian)

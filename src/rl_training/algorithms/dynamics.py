@@ -24,8 +24,8 @@ BOUNDS = 0.01  # weight of the spread of the learned log-variance bounds in the 
 def gaussian_ensemble_loss(batch: Tensors) -> Tensors:
     """Negative log-likelihood (twice, without its constant) of every member, summed over members.
 
-    ``predicted_means``, ``predicted_logvars`` (E, B, D + 1), ``targets`` (B, D + 1) for all or (E, B, D + 1) for each, and
-    ``ensemble_disagreement`` (B,) to report. The reward is the last column.
+    ``predicted_means``, ``predicted_logvars`` (E, B, D + 1), ``targets`` (B, D + 1) for all or (E, B, D + 1) for each,
+    and ``ensemble_disagreement`` (B,) to report. The reward is the last column.
     """
     means, logvars = batch["predicted_means"], batch["predicted_logvars"]
     errors = means - batch["targets"]
@@ -46,7 +46,7 @@ def layer_decays(layers: int) -> tuple[float, ...]:
 
 
 class EnsembleDynamics(Learner):
-    """``model`` is an MLPMOPOEnsembleModel, or a module with ``predict_distribution`` and ``ensemble_parameters``."""
+    """Learns an MLPMOPOEnsembleModel, or a module with ``predict_distribution`` and ``ensemble_parameters``."""
 
     WORTH_COMPILING = 2_000
 
@@ -93,7 +93,7 @@ class EnsembleDynamics(Learner):
     def holdout_scores(
         self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every member: the mean squared error of its mean, and its negative log-likelihood as the loss has it, (E,) each."""
+        """Every member's mean squared error and negative log-likelihood (as in the loss), (E,) each."""
         errors, likelihoods = torch.zeros(2, self.model.num_ensembles, device=obs.device)
         for rows in torch.split(torch.arange(len(obs), device=obs.device), 2_048):
             means, logvars = self.model.predict_distribution(obs[rows], actions[rows])
@@ -106,12 +106,13 @@ class EnsembleDynamics(Learner):
 class ModelFit:
     """Fits the ensemble to all data there is; iterate ``run(data)``, an epoch at a time.
 
-    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data scores the means (mean
-    squared error) and the variances with them (negative log-likelihood). The fit goes on while either improves: a member's
-    error by ``IMPROVEMENT`` of its least so far, or the members' mean likelihood by ``LIKELIHOOD_IMPROVEMENT`` per dimension. It
-    ends when neither has for more than ``patience`` epochs and ``patience_updates`` gradient steps, or ``most_updates`` are spent.
-    Epochs alone would end it at once on little data, where an epoch is a step or two. Each member then returns to its best
-    likelihood, and those with the smallest errors become the elites. Without a holdout, it makes ``most_updates`` steps.
+    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data scores the
+    means (mean squared error) and the variances with them (negative log-likelihood). The fit goes on while either
+    improves: a member's error by ``IMPROVEMENT`` of its least so far, or the members' mean likelihood by
+    ``LIKELIHOOD_IMPROVEMENT`` per dimension. It ends when neither has for more than ``patience`` epochs and
+    ``patience_updates`` gradient steps, or ``most_updates`` are spent. Epochs alone would end it at once on little
+    data, where an epoch is a step or two. Each member then returns to its best likelihood, and those with the smallest
+    errors become the elites. Without a holdout, it makes ``most_updates`` steps.
 
     It can be saved between epochs, and goes on there with the same data.
     """
@@ -204,7 +205,7 @@ class ModelFit:
         return bool(len(self.holdout)) and self.waited > self._patience and waited_updates > self._patience_updates
 
     def _score(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        """Keep the weights of members whose held-out likelihood has improved, and count epochs without progress; the mean scores."""
+        """Mean held-out scores; keeps the weights of members that have improved, and counts epochs without progress."""
         held = torch.from_numpy(self.holdout)
         scores = self._dynamics.holdout_scores(obs[held], actions[held], targets[held])
         errors, likelihoods = (score.double().cpu().numpy() for score in scores)
@@ -289,9 +290,9 @@ def imagine(
     horizon: int,
     terminated: Terminations | None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Transitions of rollouts from ``starts``, a step of all of them at a time; a rollout that terminates goes no further.
+    """Transitions of rollouts from ``starts``, a step of all of them at a time; those that terminate go no further.
 
-    ``sample(obs, actions)`` gives next observations and rewards; ``terminated`` (None: never) takes arrays, actions in [-1, 1].
+    ``sample(obs, actions)`` gives next observations and rewards; ``terminated`` (None: never) takes arrays.
     """
     obs = starts
     for _ in range(horizon):

@@ -1,8 +1,8 @@
 """Implicit Q-learning (Kostrikov et al., 2021): no action outside the data is ever evaluated.
 
-A value network regresses on an upper expectile of Q over the data's actions, Q bootstraps from it, and the actor imitates the
-data, weighted by how much better than that value an action was. All gradients of an update are taken before any step; the
-reference steps the value network first.
+A value network regresses on an upper expectile of Q over the data's actions, Q bootstraps from it, and the actor
+imitates the data, weighted by how much better than that value an action was. All gradients of an update are taken
+before any step; the reference steps the value network first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def advantage_weights(advantages: torch.Tensor, inverse_temperature: float, larg
 
 
 class IQL(ActorCritic):
-    """``model`` is an MLPIQLModel or a module with its ``policy``, ``q_values``, ``values`` and three parameter lists."""
+    """Implicit Q-learning of an MLPIQLModel, or a module with its methods and three parameter lists."""
 
     CONTROLS = ("actor_rate",)
     WORTH_COMPILING = 10_000

@@ -1,4 +1,4 @@
-"""MBPO (Janner et al., 2019): SAC on short rollouts of a learned model, branched from states that were really visited."""
+"""MBPO (Janner et al., 2019): SAC on short rollouts of a learned model, branched from visited states."""
 
 from __future__ import annotations
 

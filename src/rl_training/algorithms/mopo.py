@@ -1,4 +1,4 @@
-"""MOPO (Yu et al., 2020): SAC on rollouts of a learned model, whose rewards are lowered by how unsure the model is."""
+"""MOPO (Yu et al., 2020): SAC on rollouts of a learned model, with rewards lowered by the model's uncertainty."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def mopo_model_loss(batch: Tensors) -> Tensors:
 def uncertainty(means: torch.Tensor, logvars: torch.Tensor, kind: Penalty = "max_std") -> torch.Tensor:
     """How unsure the ensemble is of each row, (B,), from its Gaussians (E, B, D + 1).
 
-    max_std (the paper's): the largest norm of a member's deviations, reward included. max_deviation: the largest distance of a
-    member's mean observation from the mean of all. ensemble_std: the norm of the spread of the mixture.
+    max_std (the paper's): the largest norm of a member's deviations, reward included. max_deviation: the largest
+    distance of a member's mean observation from the mean of all. ensemble_std: the norm of the spread of the mixture.
     """
     if kind == "max_std":
         norms: torch.Tensor = torch.linalg.vector_norm((0.5 * logvars).exp(), dim=-1)

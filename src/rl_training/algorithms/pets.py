@@ -1,7 +1,7 @@
 """PETS (Chua et al., 2018): an ensemble of probabilistic dynamics models, and actions by planning through it.
 
-A plan's value is the mean over particles of the reward that they collect; a particle keeps one member for the whole plan (TS∞) or
-changes members at every step (TS1).
+A plan's value is the mean over particles of the reward that they collect; a particle keeps one member for the whole
+plan (TS∞) or changes members at every step (TS1).
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ def pets_loss(batch: Tensors) -> Tensors:
 
 
 class PETS(EnsembleDynamics):
-    """``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and ``num_ensembles``.
+    """An ensemble of dynamics models that acts by planning.
 
-    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1]; without them,
-    plans never terminate, and rewards are the model's.
+    ``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and
+    ``num_ensembles``.
+
+    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1];
+    without them, plans never terminate, and rewards are the model's.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class PETS(EnsembleDynamics):
         num_particles: int = 8,
         deterministic: bool = True,
     ) -> np.ndarray:
-        """The first action (A,) of a plan by the cross-entropy method, from nothing but the model; deterministic: the same every time."""
+        """The first action (A,) of a plan by the cross-entropy method; ``deterministic``: the same every time."""
         low, high = (
             torch.as_tensor(np.asarray(bound), dtype=torch.float32, device=self._device)
             .expand(self.model.action_dim)
@@ -118,7 +121,7 @@ class PETS(EnsembleDynamics):
 
     @torch.no_grad()
     def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
-        """The mean return (N,) of plans (N, H, A) from one observation (D,), over particles spread evenly over the members."""
+        """The mean return (N,) of plans (N, H, A) from one observation (D,), over the particles of all members."""
         each = -(-particles // self.model.num_ensembles)
         members, (count, _, dim) = self.model.num_ensembles, plans.shape
         rows = count * each

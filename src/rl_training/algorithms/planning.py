@@ -1,7 +1,7 @@
 """Finding good action sequences by sampling: the cross-entropy method, its improved form, and random shooting.
 
-A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to values
-(N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
+A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to
+values (N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def middle(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
 
 
 def within(mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """The deviation, lowered so that two deviations on either side of the mean lie in the box: truncated samples need no clipping."""
+    """The deviation, lowered until two of them around the mean lie in the box: truncated samples need no clipping."""
     room = torch.minimum(mean - low, high - mean) / 2
     return torch.minimum(variance, room.square()).sqrt()
 
@@ -49,7 +49,7 @@ def best_of(plans: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tens
 
 
 def ranked(values: torch.Tensor) -> torch.Tensor:
-    """Values to compare plans by: what is not finite, +inf included, comes from a model that has diverged and is the worst."""
+    """Values to compare plans by: one that is not finite, +inf included, is of a diverged model and the worst."""
     return torch.where(torch.isfinite(values), values, -torch.inf)
 
 

@@ -1,7 +1,7 @@
 """RLPD (Ball et al., 2023): SAC made fit for prior data.
 
-Ten critics with layer normalisation, targets by the smaller of a random pair, an actor on the mean of all, and many critic
-steps for one of the actor. The other half of the method, batches that are half prior data, is the trainer's.
+Ten critics with layer normalisation, targets by the smaller of a random pair, an actor on the mean of all, and many
+critic steps for one of the actor. The other half of the method, batches that are half prior data, is the trainer's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ rlpd_loss = sac_loss
 
 
 class RLPD(SAC):
-    """``update`` takes the rows of ``updates_per_batch`` critic steps, one slice each, and makes one actor step on the last."""
+    """SAC with an ensemble of critics and many critic steps for one of the actor.
+
+    ``update`` takes the rows of ``updates_per_batch`` critic steps, one slice each; the actor's step is on the last.
+    """
 
     PARTS = ("_learn_critics", "_learn_actor")
     ENTROPY_PER_DIMENSION = -0.5
 
     def __init__(self, *, model: Any, updates_per_batch: int = 1, target_subset: int = 2, **options: Any) -> None:
-        """Further options: see ``SAC``. ``target_subset``: how many target critics, drawn anew each step, give the target."""
+        """``target_subset``: how many target critics, drawn anew each step, give the target. Else: see ``SAC``."""
         super().__init__(model=model, **options)
         self._critics = getattr(model, "num_critics", 2)
         if not 1 <= target_subset <= self._critics:

@@ -1,7 +1,8 @@
 """Soft Actor-Critic (Haarnoja et al., 2018) with critics in any number and a fixed or tuned temperature.
 
-As in the second paper: no value network, and the next action comes from the current actor. All gradients of an update are taken
-before any step, so the actor's loss uses the critics from before their step; the paper's pseudocode steps the critics first.
+As in the second paper: no value network, and the next action comes from the current actor. All gradients of an update
+are taken before any step, so the actor's loss uses the critics from before their step; the paper's pseudocode steps the
+critics first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def temperature_loss(log_alpha: torch.Tensor, logprobs: torch.Tensor, target_ent
 
 
 def sac_loss(batch: Tensors) -> Tensors:
-    """Both losses from precomputed values: q1_values q2_values target_q_values sampled_logprobs sampled_q1 sampled_q2 alpha."""
+    """Both losses from values that are given, of two critics: at the data's actions, and at the actor's (sampled_*)."""
     q_values = torch.stack([batch["q1_values"], batch["q2_values"]])
     sampled = torch.minimum(batch["sampled_q1"], batch["sampled_q2"])
     return {
@@ -58,7 +59,8 @@ def actor_metrics(loss: torch.Tensor, logprobs: torch.Tensor, alpha: torch.Tenso
 
 
 class SAC(ActorCritic):
-    """``model`` is an MLPSACModel or a module with its ``sample_actions``, ``q_values`` and two parameter lists."""
+    """Soft Actor-Critic of an MLPSACModel, or a module with its ``sample_actions``, ``q_values`` and parameter
+    lists."""
 
     WORTH_COMPILING = 5_000
     ENTROPY_PER_DIMENSION: ClassVar[float] = -1.0  # the goal of a tuned temperature unless ``target_entropy`` is given
@@ -77,7 +79,7 @@ class SAC(ActorCritic):
         backup_entropy: bool = True,
         **options: Any,
     ) -> None:
-        """``backup_entropy``: whether targets include the next action's entropy. Further options: see ``ActorCritic``."""
+        """``backup_entropy``: whether targets include the next action's entropy. Else: see ``ActorCritic``."""
         policy = SquashedPolicy(model)
         super().__init__(model=model, policy=policy, learning_rate=learning_rate, gamma=gamma, tau=tau, **options)
         self.log_alpha = LogCoefficient(initial_alpha if alpha == "auto" else max(alpha, 1e-30), self._device)

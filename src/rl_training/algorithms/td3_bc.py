@@ -21,14 +21,14 @@ __all__ = ["TD3BC", "td3_bc_actor_loss"]
 def td3_bc_actor_loss(
     actions: torch.Tensor, data_actions: torch.Tensor, q_values: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(loss, its imitation part, λ): -λ Q + (π - a)², where λ = α / mean |Q| makes both terms weigh alike in any reward's units."""
+    """-λ Q + (π - a)², its second term, and λ = α / mean |Q|, by which both terms weigh alike in any unit of reward."""
     scale = alpha / q_values.detach().abs().mean().clamp(min=1e-8)
     imitation = (actions - data_actions).square().mean()
     return imitation - scale * q_values.mean(), imitation, scale
 
 
 class TD3BC(ActorCritic):
-    """``model`` is an MLPTD3Model or a module with its ``actions``, ``q_values`` and two parameter lists."""
+    """TD3+BC of an MLPTD3Model, or a module with its ``actions``, ``q_values`` and two parameter lists."""
 
     STATE = ("updates",)
     PARTS = ("_learn_critics", "_learn_actor")

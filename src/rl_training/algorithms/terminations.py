@@ -1,4 +1,4 @@
-"""Where imagined episodes terminate: by a known function of transitions, or by a classifier that is learned from data."""
+"""Terminations of imagined episodes: by a known function of transitions, or by a learned classifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TerminationClassifier(Learner):
         self.optimizer = FlatAdam(self.network.parameters(), lr=learning_rate)
 
     def fit(self, data: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
-        """Fit to transitions with ``dones``, batches half terminated; False, and nothing is learned, while none has terminated."""
+        """Fit to transitions with ``dones``, in batches half terminated; False, without a fit, if none has
+        terminated."""
         terminal = np.flatnonzero(data["dones"] > 0)
         rest = np.flatnonzero(data["dones"] == 0)
         if not len(terminal) or not len(rest):
@@ -67,10 +68,12 @@ class TerminationClassifier(Learner):
 
 
 class LearnedTerminations(Stateful):
-    """What terminates imagined episodes: a known function while the data agrees with it, else a learned termination classifier.
+    """What terminates imagined episodes: a known function while the data agrees with it, else a learned termination
+    classifier.
 
-    The classifier decides once the data shows a termination. ``known`` without a function: episodes never terminate. A learner has
-    this under a public name, so that it is saved with the agent, and a loaded agent's plans terminate where they did before.
+    The classifier decides once the data shows a termination. ``known`` without a function: episodes never terminate. A
+    learner has this under a public name, so that it is saved with the agent, and a loaded agent's plans terminate where
+    they did before.
     """
 
     STATE = ("distrusted",)
@@ -95,7 +98,7 @@ class LearnedTerminations(Stateful):
         return self.classifier if self.classifier.fitted else None
 
     def contradictions(self, data: dict[str, np.ndarray]) -> int:
-        """Count the transitions that contradict the known function; above ``TOLERATED`` of them, it is no longer used."""
+        """Count the transitions that contradict the known function; above a share of ``TOLERATED``, its use ends."""
         terminal = data["dones"] > 0
         if self._function is None:
             wrong = int(terminal.sum())

@@ -1,7 +1,8 @@
-"""Known terminations and rewards of environments, as functions of transitions: for plans and rollouts of learned models.
+"""Known terminations and rewards of environments, as functions of transitions: for plans and rollouts of learned
+models.
 
-``register_termination("MyEnv-v0", function)`` makes one known: (obs, actions in the environment's units, next_obs), arrays of rows,
-to booleans. ``register_reward`` does the same for rewards, where they need not be learned.
+``register_termination("MyEnv-v0", function)`` makes one known: (obs, actions in the environment's units, next_obs),
+arrays of rows, to booleans. ``register_reward`` does the same for rewards, where they need not be learned.
 """
 
 from __future__ import annotations

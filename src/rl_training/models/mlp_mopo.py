@@ -28,7 +28,7 @@ TRUNCATION = 2.0  # deviations
 
 
 def truncated_normal_(module: nn.Module) -> None:
-    """Weights normal with deviation 1 / (2 sqrt(fan-in)), cut at two deviations, and zero biases, in every ensemble layer."""
+    """Initialise every ensemble layer: normal weights of deviation 1 / (2 sqrt(fan-in)), truncated at two; no bias."""
     for layer in module.modules():
         if isinstance(layer, EnsembleLinear):
             std = 1 / (2 * math.sqrt(layer.weight.shape[1]))
@@ -43,15 +43,15 @@ def soft_clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
 
 def clamped_std(logvars: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """exp(soft_clamp(logvars) / 2), as the root of e^low + e^high sigmoid(logvars - high): one exponential instead of five functions."""
+    """exp(soft_clamp(logvars) / 2), as the root of e^low + e^high sigmoid(logvars - high), which is faster."""
     return torch.sigmoid(logvars - high).mul_(high.exp()).add_(low.exp()).sqrt_()
 
 
 class MLPMOPOEnsembleModel(nn.Module):
     """Every member maps (obs, action) to a Gaussian over (next_obs - obs, reward).
 
-    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of the
-    log-variances are learned. ``elites`` are the members that rollouts use.
+    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of
+    the log-variances are learned. ``elites`` are the members that rollouts use.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("predict_distribution",)  # by ``draw``
@@ -114,8 +114,8 @@ class MLPMOPOEnsembleModel(nn.Module):
         return (torch.cat([obs, actions], -1) - self.input_mean) * self.input_scale
 
     def sample_member(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next observations (B, D) and rewards (B,), each row by one elite, drawn at random in equal parts; the others are
-        not evaluated."""
+        """Next observations (B, D) and rewards (B,), each row by one elite, drawn at random in equal parts; the
+        others are not evaluated."""
         rows, members = len(obs), len(self.elites)
         share = -(-rows // members)
         order = torch.randperm(rows, device=obs.device)
@@ -126,7 +126,7 @@ class MLPMOPOEnsembleModel(nn.Module):
         return obs + result[:, :-1], result[:, -1]
 
     def sample_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and how far the members' means lie apart (B,)."""
+        """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and the members' ``disagreement`` (B,)."""
         means, logvars = self.predict_distribution(obs, actions)
         drawn = sample_by_one_member(means, logvars, self.elites)
         return {
@@ -145,11 +145,11 @@ class MLPMOPOEnsembleModel(nn.Module):
 def sample_from_rows(
     model: Any, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A sample (E, B, D + 1) by any model's ``predict_distribution``, of inputs (E, B, ...) that are each member's own; of
-    ``members`` (M,) alone, M instead of E.
+    """A sample (E, B, D + 1) by any model's ``predict_distribution``, of inputs (E, B, ...) that are each member's own;
+    of ``members`` (M,) alone, M instead of E.
 
-    The model gets rows (E * B, ...), and each member's predictions of its own are kept. If it does not return (E, E * B, D + 1), it
-    gets (E, B, ...).
+    The model gets rows (E * B, ...), and each member's predictions of its own are kept. If it does not return (E, E *
+    B, D + 1), it gets (E, B, ...).
     """
     groups, rows, dim = obs.shape
     means, logvars = model.predict_distribution(*(x.reshape(groups * rows, x.shape[-1]) for x in (obs, actions)))
@@ -162,8 +162,9 @@ def sample_from_rows(
         means, logvars = model.predict_distribution(obs, actions)
         if means.shape != (groups, rows, dim + 1):
             raise ValueError(
-                f"{type(model).__name__}.predict_distribution should give means of shape (members, rows, obs_dim + 1) = "
-                f"{(model.num_ensembles, groups * rows, dim + 1)} for {groups * rows} rows, but gave {seen}"
+                f"{type(model).__name__}.predict_distribution should give means of shape "
+                f"(members, rows, obs_dim + 1) = {(model.num_ensembles, groups * rows, dim + 1)} "
+                f"for {groups * rows} rows, but gave {seen}"
             )
     sample: torch.Tensor = means + (0.5 * logvars).exp() * torch.randn_like(means)
     return sample
@@ -177,7 +178,8 @@ def sample_by_one_member(means: torch.Tensor, logvars: torch.Tensor, members: to
 
 
 class TerminationNetwork(nn.Module):
-    """The learned termination classifier: (obs, action, next_obs) to the logit of a termination. Not to be used before it is ``fitted``."""
+    """The learned termination classifier: (obs, action, next_obs) to the logit of a termination. Not to be used
+    before it is ``fitted``."""
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor

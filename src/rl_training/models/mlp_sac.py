@@ -35,7 +35,8 @@ class SampledActions(NamedTuple):
 
 
 class ActorAndCritics(nn.Module):
-    """An actor with ``ACTOR_OUTPUTS`` numbers for each dimension of the action, and ``num_critics`` independent critics.
+    """An actor with ``ACTOR_OUTPUTS`` numbers for each dimension of the action, and ``num_critics`` independent
+    critics.
 
     Actions lie in the box [-1, 1]; the map to the environment's units is at the environment.
     """
@@ -106,8 +107,8 @@ def many_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.T
 def sample_many(
     model: Any, obs: torch.Tensor, noise: torch.Tensor, gaussian: tuple[torch.Tensor, torch.Tensor] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions (B, M, A) and log-densities (B, M) for noise (B, M, A): of the squashed ``gaussian``, mean and log-deviation (B, A) each,
-    or of the model's own ``sample_actions`` where that is None."""
+    """Actions (B, M, A) and log-densities (B, M) for noise (B, M, A): of the squashed ``gaussian``, mean and
+    log-deviation (B, A) each, or of the model's own ``sample_actions`` where that is None."""
     if gaussian is not None:
         mean, log_std = gaussian
         return squash(mean[:, None], log_std[:, None], noise)

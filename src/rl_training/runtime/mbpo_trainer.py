@@ -33,8 +33,8 @@ TARGET_ENTROPIES = {  # the paper's, by the environment's name without its versi
 
 
 def warm_up_steps(total_timesteps: int) -> int:
-    """Random steps before the first fit: a tenth of the run, from 500 (the paper's for pendulums) to 5,000 (its others), at most
-    half of it."""
+    """Random steps before the first fit: a tenth of the run, from 500 (the paper's for pendulums) to 5,000 (its
+    others), at most half of it."""
     return min(max(500, total_timesteps // 10), 5_000, total_timesteps // 2)
 
 
@@ -60,7 +60,7 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
     )
     target_entropy: float | None = opt(
         None,
-        "entropy a tuned temperature aims for; null: minus the action dimension; by task: the paper's for its environments",
+        "entropy a tuned temperature aims for; null: minus the action dimension; by task: the paper's, if it has one",
     )
 
     @classmethod

@@ -37,7 +37,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
     train_frequency: int = opt(200, "environment steps between fits", ge=1)
     model_updates_per_step: float | None = opt(
         None,
-        "gradient steps of a fit for each environment step between fits; null: five passes over the data, at least 1,000",
+        "gradient steps of a fit for each step between fits; null: five passes over the data, at least 1,000",
         gt=0,
     )
     planner: Literal["cem", "icem", "random"] = opt("cem", "how plans are searched for")
@@ -45,7 +45,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
     planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
     planning_topk: int = opt(20, "of which the best so many shape the next iteration", ge=1)
     planning_iterations: int = opt(4, "iterations for each action", ge=1)
-    planning_particles: int = opt(10, "particles that judge a plan; rounded up to as many for every member", ge=1)
+    planning_particles: int = opt(10, "particles for each plan; rounded up to as many for every member", ge=1)
     planning_alpha: float = opt(0.1, "how much of the search's mean and variance stays in an iteration", ge=0, le=1)
     propagation: Literal["tsinf", "ts1"] = opt(
         "tsinf", "particles keep their member for a plan, or change it every step"
@@ -69,7 +69,7 @@ LEAST_UPDATES = 1_000  # of a fit: five passes over the first data are only a fe
 
 
 class PETSLoop(OffPolicyLoop):
-    """Fits on all data, without a holdout: five passes or more, or gradient steps in proportion to the steps between fits."""
+    """The off-policy loop with fits of the model, on all data and without a holdout, in place of updates."""
 
     def __init__(self, run: Run, agent: Learner, cfg: PETSOptions) -> None:
         if run.config.num_envs > 1:

@@ -61,7 +61,7 @@ class RLPDOptions(DatasetOptions, SACOptions):
 
 
 class RLPDLoop(OffPolicyLoop):
-    """The off-policy loop with batches of prior data and replay, after updates on the prior data alone if there are any."""
+    """The off-policy loop with batches of prior data and replay; if set, after updates on the prior data alone."""
 
     def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)

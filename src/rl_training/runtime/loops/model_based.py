@@ -1,4 +1,5 @@
-"""What trainers that learn a dynamics model share: options, fits within a run, terminations, and rollouts in a buffer of their own."""
+"""What trainers that learn a dynamics model share: options, fits within a run, terminations, and rollouts in a
+buffer of their own."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def make_fit(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> Model
 
 
 def run_fit(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[None]:
-    """Make a fit, or the rest of one, an epoch at a time. A run cannot stop after the last epoch: the work that follows belongs to the fit."""
+    """Make a fit, or the rest of one, an epoch at a time. A run cannot stop after the last epoch: the work that
+    follows belongs to the fit."""
     for metrics in fit.run(data):
         run.note(**metrics)
         error = metrics.get("holdout_error")
@@ -144,15 +146,14 @@ def terminations_of(plan: Blueprint) -> LearnedTerminations:
 
 
 def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[str, np.ndarray]) -> None:
-    """After a fit: check the known terminations against the data, else fit the classifier; print once that it decides."""
+    """After a fit: compare known terminations with the data, or fit the classifier; print once which decides."""
     env_id = run.config.env_id
     if terminations.known:
         wrong = terminations.contradictions(data)
         if terminations.known:
             return
-        run.say(
-            f"the termination registered for {env_id} is wrong for {wrong:,} of {len(data['dones']):,} transitions: not used"
-        )
+        share = f"{wrong:,} of {len(data['dones']):,} transitions"
+        run.say(f"the termination registered for {env_id} is wrong for {share}: not used")
     learned = terminations.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
     if run.counters.get("ends_said") != 1 + learned:
         run.counters["ends_said"] = 1 + learned
@@ -167,8 +168,9 @@ def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[s
 class Imagination:
     """Rollouts of the learned model from real observations, kept in a buffer of their own.
 
-    Each ``refresh`` writes as many rows as its rollouts had steps, fewer where they terminated; ``counts`` (newest last) says how
-    many, so that exactly the rows of the last ``rollouts_retained`` can be drawn, whatever their lengths were.
+    Each ``refresh`` writes as many rows as its rollouts had steps, fewer where they terminated; ``counts`` (newest
+    last) says how many, so that exactly the rows of the last ``rollouts_retained`` can be drawn, whatever their lengths
+    were.
     """
 
     def __init__(self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int) -> None:
