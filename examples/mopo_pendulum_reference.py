@@ -1,4 +1,4 @@
-"""MOPO learns to swing a pendulum up from random torques alone, in the dreams of a model that it trusts only so far."""
+"""MOPO learns to swing a pendulum up from random torques alone, in rollouts of a learned model, with rewards lowered where the model is unsure."""
 
 from reference import config_from_flags, report
 from rl_training import MOPO

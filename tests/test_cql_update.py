@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.cql import CQL, DiscreteCQL, conservative_gap, cql_loss, many_values
+from rl_training.algorithms import cql
+from rl_training.algorithms.cql import CQL, DiscreteCQL, candidate_actions, conservative_gap, cql_loss, many_values
 from rl_training.models import MLPSACModel
+from rl_training.models.mlp_sac import SampledActions
 from toys import Table
 
 
@@ -50,18 +52,24 @@ def test_the_gradient_on_the_datas_action_is_minus_the_weight_over_the_batch():
     assert data.grad.tolist() == [[-5.0 / 4] * 4]
 
 
-def test_the_sum_runs_over_three_times_the_samples_of_each_state():
-    learner, seen = agent(), {}
-    opinions = learner._opinions
+def test_the_sum_runs_over_three_times_the_samples_of_each_state(monkeypatch):
+    seen = {}
 
-    def watch(*args):
-        seen["values"], seen["sampled"], seen["densities"] = result = opinions(*args)
-        return result
+    def watch(q_values, log_densities, data_q_values, temperature):
+        seen.update(sampled=q_values, densities=log_densities, values=data_q_values)
+        return conservative_gap(q_values, log_densities, data_q_values, temperature)
 
-    learner._opinions = watch
-    learner.update(batch(), global_step=0)
+    monkeypatch.setattr(cql, "conservative_gap", watch)
+    agent().update(batch(), global_step=0)
     assert seen["values"].shape == (2, 8) and seen["sampled"].shape == (2, 8, 12) and seen["densities"].shape == (8, 12)
     assert torch.allclose(seen["densities"][:, :4], torch.tensor(-2 * math.log(2)))
+
+
+def test_candidates_are_uniform_then_the_policys_here_then_there():
+    uniform, drawn = torch.tensor([[[0.0], [0.75]]]), torch.tensor([[[0.1], [0.2]], [[0.3], [0.4]]])
+    actions, densities = candidate_actions(uniform, drawn, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert actions[0, :, 0].tolist() == pytest.approx([-1.0, 0.5, 0.1, 0.2, 0.3, 0.4])
+    assert densities[0].tolist() == pytest.approx([-math.log(2), -math.log(2), 1.0, 2.0, 3.0, 4.0])
 
 
 def test_many_actions_at_once_are_valued_as_one_by_one():
@@ -87,25 +95,31 @@ def test_values_of_unseen_actions_fall_below_those_of_the_data():
     assert data > others + 0.5
 
 
-def test_targets_have_no_entropy_unless_asked():
-    learner, rows = agent(), batch()
-    noise = torch.zeros(8, 2)
-    with torch.no_grad():
-        actions, logp = learner.model.sample_actions(rows["next_obs"], noise=noise)
-        args = (rows, rows["next_obs"], actions, logp, torch.tensor(0.2))
-        plain, soft = learner._target_values(*args), agent(backup_entropy=True)._target_values(*args)
-    assert torch.allclose(soft, plain - 0.9 * 0.2 * logp, atol=1e-6)
+def test_targets_have_no_entropy_unless_requested():
+    class Fixed(MLPSACModel):
+        """Every action has the same log-density."""
+
+        def sample_actions(self, obs, *, deterministic=False, noise=None):
+            sampled = super().sample_actions(obs, deterministic=deterministic, noise=noise)
+            return SampledActions(sampled.actions, 0 * sampled.logprobs - 3)
+
+    def target(**options):
+        torch.manual_seed(0)
+        learner = agent(Fixed(obs_dim=3, action_dim=2, hidden_sizes=(16, 16)), **options)
+        return learner.update(batch(), global_step=0).metrics["target_q_mean"]
+
+    assert target(backup_entropy=True) - target() == pytest.approx(0.9 * 0.2 * 3, abs=1e-5)
 
 
 def test_a_lagrangian_weight_rises_while_the_gap_is_too_large_and_falls_when_it_is_small():
     for goal, sign in ((-100.0, 1), (100.0, -1)):
         learner = agent(lagrange=goal)
-        before = learner._log_weight.item()
+        before = learner.log_weight.value.item()
         learner.update(batch(), global_step=0)
-        assert (learner._log_weight.item() - before) * sign > 0
+        assert (learner.log_weight.value.item() - before) * sign > 0
     fixed = agent()
     fixed.update(batch(), global_step=0)
-    assert fixed._log_weight.exp().item() == pytest.approx(5.0)
+    assert fixed.log_weight.coefficient().item() == pytest.approx(5.0)
 
 
 def test_at_first_the_actor_imitates_and_then_it_follows_the_critics():

@@ -26,10 +26,10 @@ class Counting:
     def __init__(self, limit=np.inf):
         self.refresh, self.limit = 0, limit
 
-    def dream_actions(self, obs):
+    def imagined_actions(self, obs):
         return torch.zeros(len(obs), 1)
 
-    def dream(self, obs, actions):
+    def imagined_step(self, obs, actions):
         return obs + 1, torch.full((len(obs),), float(self.refresh))
 
     def terminated(self, obs, actions, next_obs):
@@ -57,49 +57,49 @@ def real_rows(values=(0.0,)):
     return buffer
 
 
-def refreshed(dreams, agent, horizon, starts=(0.0,)):
+def refreshed(rollouts, agent, horizon, starts=(0.0,)):
     agent.refresh += 1
-    dreams.refresh(real_rows(starts), horizon)
-    return set(dreams.buffer.sample(2_000)["rewards"].int().tolist())
+    rollouts.refresh(real_rows(starts), horizon)
+    return set(rollouts.buffer.sample(2_000)["rewards"].int().tolist())
 
 
 def test_one_refresh_is_retained_by_default():
     agent = Counting()
-    dreams = imagination(agent, longest=2)
-    assert [refreshed(dreams, agent, horizon) for horizon in (1, 1, 2, 1)] == [{1}, {2}, {3}, {4}]
+    rollouts = imagination(agent, longest=2)
+    assert [refreshed(rollouts, agent, horizon) for horizon in (1, 1, 2, 1)] == [{1}, {2}, {3}, {4}]
 
 
 def test_rows_that_were_dropped_do_not_come_back_when_rollouts_grow():
     agent = Counting()
-    dreams = imagination(agent, longest=4, rollouts_retained=2)
-    drawn = [refreshed(dreams, agent, horizon) for horizon in (1, 1, 1, 3, 4, 1)]
+    rollouts = imagination(agent, longest=4, rollouts_retained=2)
+    drawn = [refreshed(rollouts, agent, horizon) for horizon in (1, 1, 1, 3, 4, 1)]
     assert drawn == [{1}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}]
 
 
 def test_rollouts_that_terminate_early_leave_no_room_for_older_ones():
     agent = Counting()
-    dreams = imagination(agent, longest=4)
-    assert refreshed(dreams, agent, 4) == {1}
+    rollouts = imagination(agent, longest=4)
+    assert refreshed(rollouts, agent, 4) == {1}
     agent.limit = 2
-    assert refreshed(dreams, agent, 4) == {2} and dreams.counts == [20]
+    assert refreshed(rollouts, agent, 4) == {2} and rollouts.counts == [20]
 
 
 def test_which_rows_can_be_drawn_is_saved():
     agent = Counting()
-    dreams = imagination(agent, longest=4, rollouts_retained=2)
+    rollouts = imagination(agent, longest=4, rollouts_retained=2)
     for _ in range(3):
-        refreshed(dreams, agent, 1)
+        refreshed(rollouts, agent, 1)
     other = imagination(agent, longest=4, rollouts_retained=2)
-    other.load_state_dict(dreams.state_dict())
+    other.load_state_dict(rollouts.state_dict())
     assert other.counts == [10, 10] and refreshed(other, agent, 3) == {3, 4}
 
 
 def test_rows_saved_before_they_were_counted_are_the_newest_whatever_the_ring_was():
     agent = Counting()
-    dreams = imagination(agent, longest=1, rollouts_retained=2)
+    rollouts = imagination(agent, longest=1, rollouts_retained=2)
     for _ in range(3):  # the third overwrites the first
-        refreshed(dreams, agent, 1)
-    state = dreams.state_dict()
+        refreshed(rollouts, agent, 1)
+    state = rollouts.state_dict()
     del state["counts"]
     other = imagination(agent, longest=9, rollouts_retained=2)
     other.load_state_dict(state)
@@ -109,7 +109,7 @@ def test_rows_saved_before_they_were_counted_are_the_newest_whatever_the_ring_wa
 
 def test_a_model_that_imagines_nothing_finite_is_a_failure_that_says_so():
     agent = Counting()
-    agent.dream = lambda obs, actions: (obs * torch.nan, obs[:, 0])
+    agent.imagined_step = lambda obs, actions: (obs * torch.nan, obs[:, 0])
     with pytest.raises(TrainingFailure, match=r"imagined nothing finite from 10 observations.*model_learning_rate"):
         refreshed(imagination(agent, longest=1), agent, 1)
 
@@ -156,13 +156,13 @@ def test_rollouts_through_the_simulator_are_the_simulators():
 
     agent = mbpo_with(TrueDynamics(lambda obs, action: simulated(obs, action)[:2], spaces), spaces)
     agent.terminations = in_units(termination_of("InvertedPendulum-v5"), spaces)
-    dreams = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=20), longest=40)
+    rollouts = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=20), longest=40)
     starts = ReplayBuffer(20, (4,), (1,), rng=Rng(0, "real"))
     for seed in range(20):
         obs = env.reset(seed=seed)[0]
         starts.add(obs=obs, actions=[0.0], rewards=0.0, next_obs=obs, dones=0)
-    dreams.refresh(starts, 40)
-    rows = dreams.buffer.columns()
+    rollouts.refresh(starts, 40)
+    rows = rollouts.buffer.columns()
     for i in range(len(rows["obs"])):
         next_obs, reward, terminated = simulated(rows["obs"][i], 3 * rows["actions"][i])  # the cart takes [-3, 3]
         assert np.allclose(rows["next_obs"][i], next_obs, atol=1e-5) and rows["rewards"][i] == reward
@@ -183,14 +183,14 @@ def test_values_learned_from_true_dynamics_are_the_true_ones():
 
     agent = mbpo_with(TrueDynamics(step, spaces), spaces)
     agent.terminations = lambda obs, actions, next_obs: next_obs[:, 0] >= 3
-    dreams = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=200), longest=3)
+    rollouts = Imagination(facts_of_a_run(spaces), agent, MBPOOptions(rollout_batch_size=200), longest=3)
     real = ReplayBuffer(3, (1,), (1,), rng=Rng(0, "real"))
     for t in range(3):
         real.add(obs=[t], actions=[0.0], rewards=1.0, next_obs=[t + 1], dones=float(t == 2))
-    dreams.refresh(real, 3)
-    source = dreams.mixed(real)
+    rollouts.refresh(real, 3)
+    source = rollouts.mixed(real)
     for _ in range(400):
         agent.update(source.sample(64), global_step=0)
     states = torch.tensor([[0.0], [1.0], [2.0]])
-    values = torch.stack(agent.policy.model.q_values(states, agent.dream_actions(states)))
+    values = torch.stack(agent.policy.model.q_values(states, agent.imagined_actions(states)))
     assert torch.allclose(values, torch.tensor([2.71, 1.9, 1.0]).expand_as(values), atol=0.1)

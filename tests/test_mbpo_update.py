@@ -44,7 +44,7 @@ def test_only_the_elites_are_asked():
         return draw(obs, actions, members)
 
     model.draw = watch
-    rows = list(imagine(learner.dream, learner.dream_actions, torch.zeros(100, 2), 2, None))
+    rows = list(imagine(learner.imagined_step, learner.imagined_actions, torch.zeros(100, 2), 2, None))
     assert asked == [((2, 50, 2), [0, 1])] * 2 and [len(r["obs"]) for r in rows] == [100, 100]
     assert np.abs(rows[0]["actions"]).max() <= 1
 

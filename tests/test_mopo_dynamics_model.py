@@ -171,7 +171,7 @@ def fit(dynamics, **options):
 def test_every_member_has_a_bootstrap_of_its_own_and_all_share_the_holdout():
     process = fit(EnsembleDynamics(model=model(members=4), learning_rate=1e-3))
     next(process.run(linear_data(2_000)))
-    rows, holdout = process._rows, process._holdout
+    rows, holdout = process.rows, process.holdout
     assert rows.shape == (4, 1_600) and len(holdout) == 400
     assert not np.isin(rows, holdout).any()
     unique = [len(np.unique(row)) / 1_600 for row in rows]
@@ -189,9 +189,9 @@ def test_a_fit_learns_restores_each_members_best_and_ranks_them():
     columns = {name: torch.as_tensor(column[held]) for name, column in data.items()}
     targets = torch.cat([columns["next_obs"] - columns["obs"], columns["rewards"][:, None]], 1)
     again, likelihoods = (x.numpy() for x in dynamics.holdout_scores(columns["obs"], columns["actions"], targets))
-    assert np.allclose(again, process.best_errors, rtol=1e-4)
+    assert np.allclose(again, process.errors, rtol=1e-4)
     # what members share (the bounds of the variances) has moved on since then, a little
-    assert np.allclose(likelihoods, process._likelihoods, rtol=0.05)
+    assert np.allclose(likelihoods, process.likelihoods, rtol=0.05)
     assert dynamics.model.elites.tolist() == np.argsort(again, kind="stable")[:3].tolist()
 
 
@@ -202,7 +202,7 @@ def test_a_fit_to_400_rows_learns_their_noise_before_it_ends():
     data = linear_data(400, noise=0.1)
     errors = [metrics["holdout_error"] for metrics in process.run(data)]
     assert process.updates >= 400 and not process.cut_short
-    assert process.best_errors.max() < 0.1 * errors[0]
+    assert process.errors.max() < 0.1 * errors[0]
     fresh = {name: torch.as_tensor(column) for name, column in linear_data(500, seed=1).items()}
     means, logvars = dynamics.model.predict_distribution(fresh["obs"], fresh["actions"])
     elites = dynamics.model.elites
@@ -249,7 +249,7 @@ def test_every_row_has_its_turn_in_every_epoch_and_batches_are_of_one_size():
     assert [tuple(obs.shape) for obs in seen] == [(3, 64, 2)] * 4  # of 200 rows: three batches and a filled-up one
     for k in range(3):
         drawn = {tuple(row) for obs in seen for row in obs[k].tolist()}
-        assert drawn == {tuple(row) for row in data["obs"][process._rows[k]].tolist()}
+        assert drawn == {tuple(row) for row in data["obs"][process.rows[k]].tolist()}
 
 
 @pytest.mark.parametrize("holdout_ratio", [0.2, 0.0])
@@ -258,7 +258,7 @@ def test_members_disagree_about_the_same_rows_not_about_their_own(holdout_ratio)
     process = fit(dynamics, holdout_ratio=holdout_ratio, most_updates=60)
     data = linear_data(400, noise=0.05)
     metrics = next(process.run(data))
-    rows = process._holdout[:64] if holdout_ratio else process._rows[0, :64]
+    rows = process.holdout[:64] if holdout_ratio else process.rows[0, :64]
     means, _ = dynamics.model.predict_distribution(
         torch.as_tensor(data["obs"][rows]), torch.as_tensor(data["actions"][rows])
     )
@@ -291,7 +291,7 @@ def test_a_fit_saved_before_it_was_judged_by_likelihood_goes_on():
     process = fit(EnsembleDynamics(model=model(), learning_rate=3e-3))
     process.load_state_dict(old)
     list(process.run(linear_data(400, noise=0.05)))
-    assert process.fits == 1 and not process.active and np.isfinite(process.best_errors).all()
+    assert process.fits == 1 and not process.active and np.isfinite(process.errors).all()
 
 
 def test_a_fit_stopped_between_epochs_goes_on_there():

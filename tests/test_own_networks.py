@@ -501,7 +501,7 @@ def test_plans_and_rollouts_ask_an_own_prediction():
     agent = MBPO(policy_model=MLPSACModel(**SIZES), dynamics_model=ZeroMean(**sizes), policy_learning_rate=1e-3,
                  model_learning_rate=1e-3, gamma=0.9, alpha=0.1, tau=0.01)  # fmt: skip
     obs = torch.from_numpy(observations(7))
-    next_obs, rewards = agent.dream(obs, torch.zeros(7, ACTIONS))
+    next_obs, rewards = agent.imagined_step(obs, torch.zeros(7, ACTIONS))
     assert torch.equal(next_obs, obs) and rewards.abs().max() == 0
 
 

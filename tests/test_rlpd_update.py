@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rl_training.algorithms.rlpd import RLPD, rlpd_loss
-from rl_training.algorithms.sac import sac_loss
+from rl_training.algorithms.sac import sac_loss, temperature_loss
 from rl_training.data import Mixed, ReplayBuffer
 from rl_training.models import MLPSACModel
 from rl_training.models.mlp import EnsembleLayerNorm, ensemble_mlp
@@ -91,7 +91,7 @@ class Members(MLPSACModel):
         )
 
 
-def test_targets_are_the_smaller_of_two_distinct_critics_and_the_actor_heeds_all():
+def test_targets_are_the_smaller_of_two_distinct_critics_and_the_actor_takes_the_mean_of_all():
     learner = agent(Members(), backup_entropy=False, alpha=0.0)
     rows = {**batch(1), "rewards": torch.zeros(1)}
     targets = [learner.update(rows, global_step=0).metrics["target_q_mean"] / 0.9 for _ in range(3000)]
@@ -112,13 +112,13 @@ def test_critics_and_targets_step_for_every_slice_and_the_actor_once():
             inner(grad)
 
         optimizer.step = step
-    follow = learner._follow
+    move = learner._move_target
 
     def counted():
         steps["target"] += 1
-        follow()
+        move()
 
-    learner._follow = counted
+    learner._move_target = counted
     result = learner.update(batch(40), global_step=0)
     assert steps == {"critic": 5, "actor": 1, "alpha": 0, "target": 5} and result.num_gradient_steps == 5
     with pytest.raises(ValueError, match="8 rows cannot be cut into 5 equal batches"):
@@ -126,8 +126,9 @@ def test_critics_and_targets_step_for_every_slice_and_the_actor_once():
 
 
 def test_a_tuned_temperature_aims_for_minus_half_the_action_dimension():
-    learner = agent(alpha="auto")
-    assert learner._goal(6) == -3.0
+    learner, logp = agent(alpha="auto"), torch.tensor([1.0, 2.0])
+    [(_, loss)] = learner._temperature_steps(logp, 6)
+    assert loss.item() == temperature_loss(learner.log_alpha.value, logp, -3.0).item()
     before = learner.alpha
     learner.update(batch(), global_step=0)
     assert learner.alpha != before

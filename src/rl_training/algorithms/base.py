@@ -29,7 +29,7 @@ from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.optim.flat import FlatOptimizer
 from rl_training.optim.updates import Updates
 
-__all__ = ["Acting", "BoxLearner", "Greedy", "Learner", "Metrics", "Tensors", "UpdateResult", "stream"]
+__all__ = ["Acting", "Greedy", "Learner", "Metrics", "Tensors", "UpdateResult", "stream"]
 
 
 @dataclass(slots=True)
@@ -187,22 +187,6 @@ class Learner(Stateful, metaclass=_AfterInit):
         raise TypeError(
             f"copy.copy of a {type(self).__name__} would share its networks and optimizers: use copy.deepcopy"
         )
-
-
-class BoxLearner(Learner):
-    """A learner of actions in [-1, 1]: ``_policy(obs)`` gives, on the host, a mean and a log-deviation or None."""
-
-    _policy: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
-
-    def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
-        mean, log_std = self._policy(obs)
-        if not deterministic and log_std is not None:
-            mean = mean + np.exp(log_std) * stream(rng).standard_normal(mean.shape, dtype=np.float32)
-        return Acting(self._bounded(mean))
-
-    def _bounded(self, actions: np.ndarray) -> np.ndarray:
-        bounded: np.ndarray = np.tanh(actions)
-        return bounded
 
 
 class Greedy(nn.Module):

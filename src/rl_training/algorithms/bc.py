@@ -14,14 +14,16 @@ from rl_training.models.host import host_forward
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.optim.flat import FlatAdam, descend
 
+__all__ = ["BC", "bc_loss"]
+
 
 def bc_loss(batch: Mapping[str, Any]) -> Tensors:
-    """The data's actions should be likely: ``logprobs`` (B,) of them under the policy."""
+    """Negative log-likelihood of the data's actions, from their ``logprobs`` (B,) under the policy."""
     return {"loss": -torch.as_tensor(batch["logprobs"]).mean()}
 
 
 class BC(Learner):
-    """``policy`` maps observations to the outputs that its ``head`` makes a distribution of: an MLPPolicy, or like one."""
+    """``policy`` is an MLPPolicy, or like one: observations to the parameters of its ``head``'s distribution."""
 
     COMPILE_THRESHOLD = 20_000
 

@@ -1,4 +1,4 @@
-"""Learning and asking an ensemble of dynamics models: the loss, one gradient step, a whole fit, rollouts."""
+"""An ensemble of dynamics models: its loss, one gradient step, a whole fit, and rollouts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import disagreement
 from rl_training.optim.flat import FlatAdam, descend
 
+__all__ = ["EnsembleDynamics", "ModelFit", "gaussian_ensemble_loss", "imagine", "layer_decays"]
+
 BOUNDS = 0.01  # weight of the spread of the learned log-variance bounds in the loss
 
 
 def gaussian_ensemble_loss(batch: Tensors) -> Tensors:
     """Negative log-likelihood (twice, without its constant) of every member, summed over members.
 
-    ``predicted_means``, ``predicted_logvars`` (E, B, D + 1), ``targets`` (B, D + 1) for all or (E, B, D + 1) for each, and
-    ``ensemble_disagreement`` (B,) to report. The reward is the last column.
+    ``predicted_means``, ``predicted_logvars`` (E, B, D + 1), ``targets`` (B, D + 1) for all or (E, B, D + 1) for each,
+    and ``ensemble_disagreement`` (B,) to report. The reward is the last column.
     """
     means, logvars = batch["predicted_means"], batch["predicted_logvars"]
     errors = means - batch["targets"]
@@ -44,7 +46,7 @@ def layer_decays(layers: int) -> tuple[float, ...]:
 
 
 class EnsembleDynamics(Learner):
-    """``model`` is an MLPMOPOEnsembleModel, or a module with ``predict_distribution`` and ``ensemble_parameters``."""
+    """Learns an MLPMOPOEnsembleModel, or a module with ``predict_distribution`` and ``ensemble_parameters``."""
 
     COMPILE_THRESHOLD = 2_000
 
@@ -63,7 +65,7 @@ class EnsembleDynamics(Learner):
     def _learn(self, batch: Tensors) -> Tensors:
         means, logvars = self.model.predict_distribution(batch["obs"], batch["actions"])
         predicted = {"predicted_means": means, "predicted_logvars": logvars, "targets": batch["targets"]}
-        shared = batch["obs"].ndim == 2  # of rows of their own, members cannot disagree
+        shared = batch["obs"].ndim == 2  # members with rows of their own have nothing to disagree about
         apart = disagreement(means.detach()) if shared else torch.zeros(1, device=means.device)
         terms = gaussian_ensemble_loss({**predicted, "ensemble_disagreement": apart})
         if not shared:
@@ -79,7 +81,8 @@ class EnsembleDynamics(Learner):
         layers = self.model.layers()
         decays = [0.5 * d * layer.weight.square().sum() for d, layer in zip(layer_decays(len(layers)), layers)]
         bounds = BOUNDS * (self.model.max_logvar.sum() - self.model.min_logvar.sum())
-        return torch.stack(decays).sum() + bounds
+        penalty: torch.Tensor = torch.stack(decays).sum() + bounds
+        return penalty
 
     @torch.no_grad()
     def disagreement(self, obs: torch.Tensor, actions: torch.Tensor) -> float:
@@ -90,9 +93,9 @@ class EnsembleDynamics(Learner):
     def holdout_scores(
         self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of every member: the mean squared error of its mean, and its negative log-likelihood as the loss has it, (E,) each."""
+        """Every member's mean squared error and negative log-likelihood (as in the loss), (E,) each."""
         errors, likelihoods = torch.zeros(2, self.model.num_ensembles, device=obs.device)
-        for rows in torch.arange(len(obs), device=obs.device).split(2_048):
+        for rows in torch.split(torch.arange(len(obs), device=obs.device), 2_048):
             means, logvars = self.model.predict_distribution(obs[rows], actions[rows])
             squares = (means - targets[rows]).square()
             errors += squares.mean(-1).sum(1)
@@ -103,17 +106,20 @@ class EnsembleDynamics(Learner):
 class ModelFit:
     """Fits the ensemble to all data there is; iterate ``run(data)``, an epoch at a time.
 
-    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data judges the means (mean
-    squared error) and the variances with them (negative log-likelihood). The fit goes on while either improves: a member's
-    error by ``improvement`` of its least so far, or the members' mean likelihood by ``likelihood_improvement`` per dimension. It
-    ends when neither has for more than ``patience`` epochs and ``patience_updates`` gradient steps, or ``most_updates`` are spent.
-    Epochs alone would end it at once on little data, where an epoch is a step or two. Each member then returns to its best
-    likelihood, and those with the smallest errors become the elites. Without a holdout, it makes ``most_updates`` steps.
+    Every member has a bootstrap sample of its own; all share the holdout. After each epoch, held-out data scores the
+    means (mean squared error) and the variances with them (negative log-likelihood). The fit goes on while either
+    improves: a member's error by ``IMPROVEMENT`` of its least so far, or the members' mean likelihood by
+    ``LIKELIHOOD_IMPROVEMENT`` per dimension. It ends when neither has for more than ``patience`` epochs and
+    ``patience_updates`` gradient steps, or ``most_updates`` are spent. Epochs alone would end it at once on little
+    data, where an epoch is a step or two. Each member then returns to its best likelihood, and those with the smallest
+    errors become the elites. Without a holdout, it makes ``most_updates`` steps.
 
     It can be saved between epochs, and goes on there with the same data.
     """
 
     STATE = ("active", "cut_short", "epoch", "waited", "improved_at", "updates", "fits", "total_updates")
+    MOST_HOLDOUT = 5_000  # transitions
+    IMPROVEMENT, LIKELIHOOD_IMPROVEMENT = 0.01, 0.1
 
     def __init__(
         self,
@@ -122,31 +128,21 @@ class ModelFit:
         *,
         batch_size: int = 256,
         holdout_ratio: float = 0.2,
-        most_holdout: int = 5_000,
+        most_updates: int | None = None,
         patience: int = 5,
         patience_updates: int = 200,
-        improvement: float = 0.01,
-        likelihood_improvement: float = 0.1,
-        most_updates: int | None = None,
     ) -> None:
         self._dynamics, self.rng = dynamics, rng
-        self._batch_size, self._ratio, self._most_holdout = batch_size, holdout_ratio, most_holdout
-        self._patience, self._patience_updates, self._most_updates = patience, patience_updates, most_updates
-        self._improvement, self._likelihood_improvement = improvement, likelihood_improvement
+        self._batch_size, self._ratio = batch_size, holdout_ratio
+        self._patience, self._patience_updates = patience, patience_updates
         self.active, self.cut_short = False, False
         self.epoch = self.waited = self.improved_at = self.updates = self.fits = self.total_updates = 0
-        self._rows = np.zeros((0, 0), np.int64)
-        self._holdout = np.zeros(0, np.int64)
-        self._errors, self._likelihoods = np.zeros(0), np.zeros(0)  # of each member, where its likelihood was best
-        self._least_errors, self._least_likelihood = (
-            np.zeros(0),
-            math.inf,
-        )  # each member's, and the mean: progress so far
-        self._snapshot: torch.Tensor | None = None
-
-    def set_most_updates(self, most_updates: int) -> None:
-        """The gradient steps that the next fit may take."""
-        self._most_updates = most_updates
+        self.most_updates = most_updates  # gradient steps that the next fit may take
+        self.rows = np.zeros((0, 0), np.int64)  # each member's bootstrap sample, (E, n)
+        self.holdout = np.zeros(0, np.int64)
+        self.errors, self.likelihoods = np.zeros(0), np.zeros(0)  # held-out scores (E,) of each member's best weights
+        self.least_errors, self.least_likelihood = np.zeros(0), math.inf  # each member's, and the mean: progress so far
+        self.snapshot: torch.Tensor | None = None  # those best weights
 
     def run(self, data: dict[str, np.ndarray]) -> Iterator[dict[str, float]]:
         """``data``: obs, actions, rewards, next_obs, the same ones until the fit is done. Yields after each epoch."""
@@ -163,25 +159,25 @@ class ModelFit:
     def _begin(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
         n, members, rng = len(obs), self._dynamics.model.num_ensembles, self.rng.generator
         order = rng.permutation(n)
-        held = min(max(int(self._ratio * n), 1), self._most_holdout, n - 1) if self._ratio > 0 else 0
-        self._holdout, train = order[:held], order[held:]
+        held = min(max(int(self._ratio * n), 1), self.MOST_HOLDOUT, n - 1) if self._ratio > 0 else 0
+        self.holdout, train = order[:held], order[held:]
         # never less than a batch, so that all batches are of one size; a bootstrap sample repeats rows anyway
-        self._rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
+        self.rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
         used = torch.from_numpy(train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
-        self._errors, self._likelihoods = np.full(members, np.inf), np.full(members, np.inf)
-        self._least_errors, self._least_likelihood = np.full(members, np.inf), math.inf
-        self._snapshot = self._dynamics.optimizer.flat.clone()
+        self.errors, self.likelihoods = np.full(members, np.inf), np.full(members, np.inf)
+        self.least_errors, self.least_likelihood = np.full(members, np.inf), math.inf
+        self.snapshot = self._dynamics.optimizer.flat.clone()
         self.active, self.cut_short = True, False
         self.epoch = self.waited = self.improved_at = self.updates = 0
 
     def _one_epoch(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        self._rows = self.rng.generator.permuted(self._rows, axis=1)
-        size, count = self._batch_size, self._rows.shape[1]
+        self.rows = self.rng.generator.permuted(self.rows, axis=1)
+        size, count = self._batch_size, self.rows.shape[1]
         # the last batch is filled up with the epoch's first rows: every row has its turn, and batches are of one size
-        rows = torch.from_numpy(self._rows[:, np.arange(-(-count // size) * size) % count])
+        rows = torch.from_numpy(self.rows[:, np.arange(-(-count // size) * size) % count])
         result: Any = None
-        for index in rows.split(size, 1):
+        for index in torch.split(rows, size, 1):
             if self._spent:
                 break
             batch = {"obs": obs[index], "actions": actions[index], "targets": targets[index]}
@@ -190,9 +186,9 @@ class ModelFit:
             self.total_updates += 1
         self.epoch += 1
         metrics = dict(result) if result is not None else {}
-        if len(self._holdout):
-            metrics |= self._judge(obs, actions, targets)
-        same = torch.from_numpy(self._holdout[:size]) if len(self._holdout) else rows[0, :size]
+        if len(self.holdout):
+            metrics |= self._score(obs, actions, targets)
+        same = torch.from_numpy(self.holdout[:size]) if len(self.holdout) else rows[0, :size]
         metrics["ensemble_disagreement"] = self._dynamics.disagreement(obs[same], actions[same])
         if self._spent or self._converged:
             self._finish()
@@ -200,31 +196,31 @@ class ModelFit:
 
     @property
     def _spent(self) -> bool:
-        return self._most_updates is not None and self.updates >= self._most_updates
+        return self.most_updates is not None and self.updates >= self.most_updates
 
     @property
     def _converged(self) -> bool:
         """Whether held-out data has shown no progress for as long as patience lasts."""
         waited_updates = self.updates - self.improved_at
-        return bool(len(self._holdout)) and self.waited > self._patience and waited_updates > self._patience_updates
+        return bool(len(self.holdout)) and self.waited > self._patience and waited_updates > self._patience_updates
 
-    def _judge(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        """Remember the members that have become better, and whether all of them together have; their mean scores."""
-        held = torch.from_numpy(self._holdout)
+    def _score(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        """Mean held-out scores; keeps the weights of members that have improved, and counts epochs without progress."""
+        held = torch.from_numpy(self.holdout)
         scores = self._dynamics.holdout_scores(obs[held], actions[held], targets[held])
         errors, likelihoods = (score.double().cpu().numpy() for score in scores)
         if not (np.isfinite(errors).all() and np.isfinite(likelihoods).all()):
             raise RuntimeError(f"the model's error on held-out data is not finite: {errors}, likelihoods {likelihoods}")
-        better = likelihoods < self._likelihoods
-        self._errors = np.where(better, errors, self._errors)
-        self._likelihoods = np.where(better, likelihoods, self._likelihoods)
+        better = likelihoods < self.likelihoods
+        self.errors = np.where(better, errors, self.errors)
+        self.likelihoods = np.where(better, likelihoods, self.likelihoods)
         for k in np.flatnonzero(better):
-            self._copy_member(int(k), self._dynamics.optimizer.flat, self._snapshot)
-        closer = errors < self._least_errors * (1 - self._improvement)
-        self._least_errors = np.where(closer, errors, self._least_errors)
-        likelier = likelihoods.mean() < self._least_likelihood - self._likelihood_improvement
+            self._copy_member(int(k), self._dynamics.optimizer.flat, self.snapshot)
+        closer = errors < self.least_errors * (1 - self.IMPROVEMENT)
+        self.least_errors = np.where(closer, errors, self.least_errors)
+        likelier = likelihoods.mean() < self.least_likelihood - self.LIKELIHOOD_IMPROVEMENT
         if likelier:
-            self._least_likelihood = float(likelihoods.mean())
+            self.least_likelihood = float(likelihoods.mean())
         progress = likelier or closer.any()
         self.waited = 0 if progress else self.waited + 1
         self.improved_at = self.updates if progress else self.improved_at
@@ -232,16 +228,16 @@ class ModelFit:
 
     def _finish(self) -> None:
         model = self._dynamics.model
-        if len(self._holdout):
+        if len(self.holdout):
             self.cut_short = not self._converged
             for k in range(model.num_ensembles):
-                self._copy_member(k, self._snapshot, self._dynamics.optimizer.flat)
-            model.elites.copy_(torch.from_numpy(np.argsort(self._errors, kind="stable")[: len(model.elites)]))
+                self._copy_member(k, self.snapshot, self._dynamics.optimizer.flat)
+            model.elites.copy_(torch.from_numpy(np.argsort(self.errors, kind="stable")[: len(model.elites)]))
         self.active, self.fits = False, self.fits + 1
-        self._rows, self._holdout, self._snapshot = np.zeros((0, 0), np.int64), np.zeros(0, np.int64), None
+        self.rows, self.holdout, self.snapshot = np.zeros((0, 0), np.int64), np.zeros(0, np.int64), None
 
     def _copy_member(self, k: int, source: torch.Tensor | None, target: torch.Tensor | None) -> None:
-        """One member's weights from one flat tensor of parameters to another; what members share stays."""
+        """Copy one member's weights from one flat tensor of parameters to another; what members share stays."""
         assert source is not None and target is not None
         start, members = 0, self._dynamics.model.num_ensembles
         own = {id(p) for layer in self._dynamics.model.layers() for p in layer.parameters()}
@@ -253,42 +249,37 @@ class ModelFit:
                 target[place] = source[place]
             start += size
 
-    @property
-    def best_errors(self) -> np.ndarray:
-        """Each member's holdout error in the last fit, with the weights it has returned to, (E,)."""
-        return self._errors
-
     def state_dict(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in self.STATE},
             "rng": self.rng.state_dict(),
-            "rows": torch.from_numpy(self._rows),
-            "holdout": torch.from_numpy(self._holdout),
-            "errors": torch.from_numpy(self._errors),
-            "likelihoods": torch.from_numpy(self._likelihoods),
-            "least_errors": torch.from_numpy(self._least_errors),
-            "least_likelihood": self._least_likelihood,
-            "most_updates": self._most_updates,
-            "snapshot": torch.zeros(0) if self._snapshot is None else self._snapshot,
+            "rows": torch.from_numpy(self.rows),
+            "holdout": torch.from_numpy(self.holdout),
+            "errors": torch.from_numpy(self.errors),
+            "likelihoods": torch.from_numpy(self.likelihoods),
+            "least_errors": torch.from_numpy(self.least_errors),
+            "least_likelihood": self.least_likelihood,
+            "most_updates": self.most_updates,
+            "snapshot": torch.zeros(0) if self.snapshot is None else self.snapshot,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "best" in state:  # of 0.1.0 before likelihoods were judged: their judging begins now
+        if "best" in state:  # saved before likelihoods were scored: their scores begin now
             best = state["best"]
             new = {"errors": best, "least_errors": best, "likelihoods": torch.full_like(best, math.inf)}
-            new |= {"least_likelihood": math.inf, "improved_at": state["updates"], "most_updates": self._most_updates}
+            new |= {"least_likelihood": math.inf, "improved_at": state["updates"], "most_updates": self.most_updates}
             state = {**{name: value for name, value in state.items() if name != "best"}, **new}
         for name in self.STATE:
             setattr(self, name, state[name])
         self.rng.load_state_dict(state["rng"])
-        self._rows, self._holdout = state["rows"].numpy(), state["holdout"].numpy()
+        self.rows, self.holdout = state["rows"].numpy(), state["holdout"].numpy()
         names = ("errors", "likelihoods", "least_errors")
-        self._errors, self._likelihoods, self._least_errors = (state[name].double().numpy() for name in names)
-        self._least_likelihood = state["least_likelihood"]
+        self.errors, self.likelihoods, self.least_errors = (state[name].double().numpy() for name in names)
+        self.least_likelihood = state["least_likelihood"]
         if self.active:
-            self._most_updates = state["most_updates"]
+            self.most_updates = state["most_updates"]
         snapshot = state["snapshot"]
-        self._snapshot = snapshot.to(self._dynamics.optimizer.flat.device) if self.active else None
+        self.snapshot = snapshot.to(self._dynamics.optimizer.flat.device) if self.active else None
 
 
 @torch.no_grad()
@@ -299,25 +290,23 @@ def imagine(
     horizon: int,
     terminated: Terminations | None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Transitions of rollouts from ``starts``, a step of all of them at a time; one that terminates goes no further.
+    """Transitions of rollouts from ``starts``, a step of all of them at a time; those that terminate go no further.
 
-    ``sample(obs, actions)`` gives next observations and rewards; ``terminated`` (None: never) takes arrays, actions in [-1, 1].
+    ``sample(obs, actions)`` gives next observations and rewards; ``terminated`` (None: never) takes arrays.
     """
     obs = starts
     for _ in range(horizon):
         actions = act(obs)
         next_obs, rewards = sample(obs, actions)
-        sane = torch.isfinite(next_obs).all(1) & torch.isfinite(rewards)
-        if not bool(sane.all()):
-            obs, actions, next_obs, rewards = obs[sane], actions[sane], next_obs[sane], rewards[sane]
+        finite = torch.isfinite(next_obs).all(1) & torch.isfinite(rewards)
+        if not bool(finite.all()):
+            obs, actions, next_obs, rewards = obs[finite], actions[finite], next_obs[finite], rewards[finite]
         rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
         columns = {name: column.cpu().numpy() for name, column in rows.items()}
-        over = (
-            np.zeros(len(obs), bool)
-            if terminated is None
-            else np.asarray(terminated(columns["obs"], columns["actions"], columns["next_obs"]), bool)
-        )
-        yield {**columns, "dones": over.astype(np.float32)}
-        obs = next_obs[torch.from_numpy(~over).to(next_obs.device)]
+        dones = np.zeros(len(obs), bool)
+        if terminated is not None:
+            dones = np.asarray(terminated(columns["obs"], columns["actions"], columns["next_obs"]), bool)
+        yield {**columns, "dones": dones.astype(np.float32)}
+        obs = next_obs[torch.from_numpy(~dones).to(next_obs.device)]
         if not len(obs):
             return

@@ -1,4 +1,4 @@
-"""MBPO (Janner et al., 2019): SAC on short rollouts of a learned model, branched from states that were really visited."""
+"""MBPO (Janner et al., 2019): SAC on short rollouts of a learned model, branched from visited states."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from rl_training.algorithms.base import Tensors
 from rl_training.algorithms.dynamics import gaussian_ensemble_loss
 from rl_training.algorithms.mopo import MOPO
 
+__all__ = ["MBPO", "mbpo_model_loss", "rollout_length"]
+
 
 def mbpo_model_loss(batch: Tensors) -> Tensors:
     """``gaussian_ensemble_loss`` under MBPO's name."""
@@ -18,14 +20,14 @@ def mbpo_model_loss(batch: Tensors) -> Tensors:
 
 
 def rollout_length(schedule: tuple[int, int, int, int], epoch: float) -> int:
-    """(first epoch, last epoch, length before, length after): a whole number, on a line in between."""
+    """The length of rollouts by (first epoch, last epoch, length before, length after), rising in a line in between."""
     first, last, short, long = schedule
     share = min(max((epoch - first) / max(last - first, 1), 0.0), 1.0)
     return int(short + share * (long - short))
 
 
 class MBPO(MOPO):
-    """Without a penalty, only the member that is asked is evaluated."""
+    """MOPO without a penalty, so that of each row only the elite that predicts it is evaluated."""
 
     NAME = "mbpo"
 
@@ -34,5 +36,6 @@ class MBPO(MOPO):
         super().__init__(**options, penalty_coef=0.0)
 
     @torch.no_grad()
-    def dream(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dynamics.model.sample_member(obs, actions)
+    def imagined_step(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        next_obs, rewards = self.dynamics.model.sample_member(obs, actions)
+        return next_obs, rewards

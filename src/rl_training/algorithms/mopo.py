@@ -1,4 +1,4 @@
-"""MOPO (Yu et al., 2020): SAC on rollouts of a learned model, whose rewards are lowered by how unsure the model is."""
+"""MOPO (Yu et al., 2020): SAC on rollouts of a learned model, with rewards lowered by the model's uncertainty."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult
 from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
 from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
-from rl_training.models.mlp_mopo import disagreement, drawn_by_one
+from rl_training.models.mlp_mopo import disagreement, sample_by_one_member
 from rl_training.optim.flat import FlatOptimizer
+
+__all__ = ["MOPO", "Penalty", "mopo_model_loss", "uncertainty"]
 
 Penalty = Literal["max_std", "max_deviation", "ensemble_std"]
 
@@ -27,18 +29,20 @@ def mopo_model_loss(batch: Tensors) -> Tensors:
 def uncertainty(means: torch.Tensor, logvars: torch.Tensor, kind: Penalty = "max_std") -> torch.Tensor:
     """How unsure the ensemble is of each row, (B,), from its Gaussians (E, B, D + 1).
 
-    max_std (the paper's): the largest norm of a member's deviations, reward included. max_deviation: the largest distance of a
-    member's mean observation from the mean of all. ensemble_std: the norm of the spread of the mixture.
+    max_std (the paper's): the largest norm of a member's deviations, reward included. max_deviation: the largest
+    distance of a member's mean observation from the mean of all. ensemble_std: the norm of the spread of the mixture.
     """
     if kind == "max_std":
-        return (0.5 * logvars).exp().norm(dim=-1).amax(0)
+        norms: torch.Tensor = torch.linalg.vector_norm((0.5 * logvars).exp(), dim=-1)
+        return norms.amax(0)
     if kind == "max_deviation":
         return disagreement(means)
-    return (means.var(0, correction=0) + logvars.exp().mean(0)).sqrt().norm(dim=-1)
+    spread: torch.Tensor = torch.linalg.vector_norm((means.var(0, correction=0) + logvars.exp().mean(0)).sqrt(), dim=-1)
+    return spread
 
 
 class MOPO(Learner):
-    """A policy (SAC) and the dynamics it dreams with."""
+    """A policy (SAC) and the ensemble of dynamics models whose rollouts it learns from."""
 
     NAME = "mopo"
 
@@ -57,7 +61,7 @@ class MOPO(Learner):
         target_entropy: float | None = None,
         terminated: Terminations | LearnedTerminations | None = None,
     ) -> None:
-        """``terminated``: where rollouts end, a function of rows with actions in [-1, 1]."""
+        """``terminated``: where rollouts terminate, a function of rows with actions in [-1, 1]."""
         self.terminations = terminated
         self.policy = SAC(
             model=policy_model, learning_rate=policy_learning_rate, gamma=gamma, alpha=alpha, tau=tau,
@@ -95,9 +99,10 @@ class MOPO(Learner):
         return self.dynamics.update(batch, global_step=global_step)
 
     @torch.no_grad()
-    def dream_actions(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions of the policy, drawn, for rollouts."""
-        return self.policy.model.sample_actions(obs).actions
+    def imagined_actions(self, obs: torch.Tensor) -> torch.Tensor:
+        """Actions of the stochastic policy, for rollouts."""
+        actions: torch.Tensor = self.policy.model.sample_actions(obs).actions
+        return actions
 
     @torch.no_grad()
     def sample_synthetic_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -105,22 +110,22 @@ class MOPO(Learner):
         model = self.dynamics.model
         means, logvars = model.predict_distribution(obs, actions)
         elites = getattr(model, "elites", torch.arange(len(means), device=obs.device))
-        drawn = drawn_by_one(means, logvars, elites)
+        drawn = sample_by_one_member(means, logvars, elites)
         raw = drawn[:, -1]
-        unsure = uncertainty(means, logvars, self._penalty)
+        penalty = uncertainty(means, logvars, self._penalty)
         return {
             "next_obs": obs + drawn[:, :-1],
-            "rewards": raw - self._penalty_coef * unsure if self._penalty_coef else raw,
+            "rewards": raw - self._penalty_coef * penalty if self._penalty_coef else raw,
             "raw_rewards": raw,
             "disagreement": disagreement(means),
         }
 
     def terminated(self, obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
-        """Which imagined transitions end their rollout."""
+        """Which imagined transitions terminate their rollout."""
         function = deciding(self.terminations)
         return np.zeros(len(obs), bool) if function is None else function(obs, actions, next_obs)
 
-    def dream(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def imagined_step(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Next observations and the rewards to learn from, for rollouts."""
         drawn = self.sample_synthetic_transition(obs, actions)
         return drawn["next_obs"], drawn["rewards"]

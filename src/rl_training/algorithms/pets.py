@@ -1,7 +1,7 @@
 """PETS (Chua et al., 2018): an ensemble of probabilistic dynamics models, and actions by planning through it.
 
-A plan's value is the mean over particles of the reward that they collect; a particle keeps one member for the whole plan (TS∞) or
-changes members at every step (TS1).
+A plan's value is the mean over particles of the reward that they collect; a particle keeps one member for the whole
+plan (TS∞) or changes members at every step (TS1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_
 from rl_training.algorithms.planning import CEM, Planner
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
 from rl_training.models.host import device_of
-from rl_training.models.mlp_mopo import drawn_from_rows
+from rl_training.models.mlp_mopo import sample_from_rows
+
+__all__ = ["PETS", "Rewards", "pets_loss"]
 
 Rewards = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -30,10 +32,13 @@ def pets_loss(batch: Tensors) -> Tensors:
 
 
 class PETS(EnsembleDynamics):
-    """``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and ``num_ensembles``.
+    """An ensemble of dynamics models that acts by planning.
 
-    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1]; without them,
-    plans never end early, and rewards are the model's.
+    ``dynamics_model`` needs ``predict_distribution``, ``ensemble_parameters``, ``obs_dim``, ``action_dim`` and
+    ``num_ensembles``.
+
+    ``terminated`` and ``rewards`` are functions of (obs, actions, next_obs), arrays of rows with actions in [-1, 1];
+    without them, plans never terminate, and rewards are the model's.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class PETS(EnsembleDynamics):
         num_particles: int = 8,
         deterministic: bool = True,
     ) -> np.ndarray:
-        """The first action (A,) of a plan by the cross-entropy method, from nothing but the model; deterministic: the same every time."""
+        """The first action (A,) of a plan by the cross-entropy method; ``deterministic``: the same every time."""
         low, high = (
             torch.as_tensor(np.asarray(bound), dtype=torch.float32, device=self._device)
             .expand(self.model.action_dim)
@@ -116,7 +121,7 @@ class PETS(EnsembleDynamics):
 
     @torch.no_grad()
     def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
-        """The mean return (N,) of plans (N, H, A) from one observation (D,), over particles spread evenly over the members."""
+        """The mean return (N,) of plans (N, H, A) from one observation (D,), over the particles of all members."""
         each = -(-particles // self.model.num_ensembles)
         members, (count, _, dim) = self.model.num_ensembles, plans.shape
         rows = count * each
@@ -139,9 +144,9 @@ class PETS(EnsembleDynamics):
         return total.view(members, count, each).mean((0, 2))
 
     def _drawn(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """A sample (E, B, D + 1) of what the members predict of their own rows (E, B, ...)."""
+        """A sample (E, B, D + 1) of each member's prediction for its own rows (E, B, ...)."""
         draw = getattr(self.model, "draw", None)
-        return drawn_from_rows(self.model, obs, actions) if draw is None else draw(obs, actions)
+        return sample_from_rows(self.model, obs, actions) if draw is None else draw(obs, actions)
 
     def _shuffled(
         self, state: torch.Tensor, total: torch.Tensor, alive: torch.Tensor, each: int
@@ -159,7 +164,7 @@ class PETS(EnsembleDynamics):
         return moved(state), moved(total).squeeze(-1), moved(alive).squeeze(-1)
 
     def _known(
-        self, function: Callable, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
+        self, function: Rewards | Terminations, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
     ) -> torch.Tensor:
         """A known function of rows, for all members' particles."""
         arrays = (x.reshape(-1, x.shape[-1]).cpu().numpy() for x in (state, actions, next_state))

@@ -1,7 +1,7 @@
 """Finding good action sequences by sampling: the cross-entropy method, its improved form, and random shooting.
 
-A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to values
-(N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
+A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to
+values (N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from typing import Protocol
 
 import torch
 
+__all__ = ["CEM", "ICEM", "Objective", "Planner", "RandomShooting", "best_of", "ranked"]
+
 Objective = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Planner(Protocol):
+    """A search for the sequence of actions that maximises an objective."""
+
     def __call__(
         self, objective: Objective, low: torch.Tensor, high: torch.Tensor, mean: torch.Tensor | None = None
     ) -> torch.Tensor: ...
 
 
 def middle(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The centre of the box."""
     return (low + high) / 2
 
 
 def within(mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """A deviation at which two of them still lie in the box, so that samples cut at two need no clipping."""
+    """The deviation, lowered until two of them around the mean lie in the box: truncated samples need no clipping."""
     room = torch.minimum(mean - low, high - mean) / 2
     return torch.minimum(variance, room.square()).sqrt()
 
 
 def truncated_noise(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Standard normal, cut at two deviations."""
+    """Standard normal noise, truncated at two deviations."""
     noise = torch.empty(shape, device=device)
     return torch.nn.init.trunc_normal_(noise, a=-2.0, b=2.0)
 
@@ -44,7 +49,7 @@ def best_of(plans: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tens
 
 
 def ranked(values: torch.Tensor) -> torch.Tensor:
-    """Values to compare plans by: what is not finite, +inf included, comes from a model that has diverged and is the worst."""
+    """Values to compare plans by: one that is not finite, +inf included, is of a diverged model and the worst."""
     return torch.where(torch.isfinite(values), values, -torch.inf)
 
 
@@ -75,7 +80,7 @@ class CEM:
     def moved(
         self, mean: torch.Tensor, variance: torch.Tensor, elite: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and variance after seeing the elites (K, H, A)."""
+        """Mean and variance moved towards those of the elites (K, H, A)."""
         new_mean, new_variance = elite.mean(0), elite.var(0, correction=0)
         return mean.lerp(new_mean, 1 - self.alpha), variance.lerp(new_variance, 1 - self.alpha)
 
@@ -121,12 +126,14 @@ class ICEM(CEM):
         frequencies[0] = frequencies[1]
         gains = frequencies ** (-self.colour / 2)
         coloured = torch.fft.irfft(torch.fft.rfft(white) * gains, n=horizon)
-        # the deviation of the process: every frequency but the first and, of an even number, the last counts twice
+        # the process's deviation: every frequency counts twice, but for the first and, if the horizon is even, the last
         counts = torch.full_like(gains, 2.0)
         counts[0] = 1.0
         if horizon % 2 == 0:
             counts[-1] = 1.0
-        return (coloured / ((counts * gains.square()).sum() / horizon).sqrt()).transpose(1, 2)
+        std: torch.Tensor = ((counts * gains.square()).sum() / horizon).sqrt()
+        noise: torch.Tensor = coloured / std
+        return noise.transpose(1, 2)
 
 
 @dataclass(frozen=True)

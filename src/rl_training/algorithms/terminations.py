@@ -1,4 +1,4 @@
-"""Where imagined episodes terminate: by a known function of transitions, or by a classifier that is learned from data."""
+"""Terminations of imagined episodes: by a known function of transitions, or by a learned classifier."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rl_training.base.state import Stateful
 from rl_training.models.mlp_mopo import TerminationNetwork
 from rl_training.optim.flat import FlatAdam, descend
 
+__all__ = ["LearnedTerminations", "TerminationClassifier", "Terminations", "deciding"]
+
 Terminations = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # rows of obs, actions in [-1, 1], next_obs
 
 TOLERATED = 1e-3  # share of transitions that a known function may get wrong: rounding at its thresholds
@@ -30,7 +32,8 @@ class TerminationClassifier(Learner):
         self.optimizer = FlatAdam(self.network.parameters(), lr=learning_rate)
 
     def fit(self, data: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
-        """Fit to transitions with ``dones``; False, and nothing learned, while none of them terminated."""
+        """Fit to transitions with ``dones``, in batches half terminated; False, without a fit, if none has
+        terminated."""
         terminal = np.flatnonzero(data["dones"] > 0)
         rest = np.flatnonzero(data["dones"] == 0)
         if not len(terminal) or not len(rest):
@@ -60,14 +63,17 @@ class TerminationClassifier(Learner):
             return np.zeros(len(obs), bool)
         inputs = np.concatenate([obs, actions, next_obs], 1).astype(np.float32)
         logits = self.network(torch.from_numpy(inputs).to(self.optimizer.flat.device)) + self.network.prior
-        return (logits > 0).cpu().numpy()
+        likely: np.ndarray = (logits > 0).cpu().numpy()
+        return likely
 
 
 class LearnedTerminations(Stateful):
-    """The known function, while the data agrees with it; else a classifier, once the data shows a termination.
+    """What terminates imagined episodes: a known function while the data agrees with it, else a learned termination
+    classifier.
 
-    ``known`` without a function: episodes never terminate. A learner holds this under a public name, so that it is saved with
-    the agent, and plans of a loaded agent end where they did before.
+    The classifier decides once the data shows a termination. ``known`` without a function: episodes never terminate. A
+    learner has this under a public name, so that it is saved with the agent, and a loaded agent's plans terminate where
+    they did before.
     """
 
     STATE = ("distrusted",)
@@ -92,14 +98,13 @@ class LearnedTerminations(Stateful):
         return self.classifier if self.classifier.fitted else None
 
     def contradictions(self, data: dict[str, np.ndarray]) -> int:
-        """How many transitions contradict what is known; more than rounding explains, and it is no longer trusted."""
+        """Count the transitions that contradict the known function; above a share of ``TOLERATED``, its use ends."""
         terminal = data["dones"] > 0
         if self._function is None:
             wrong = int(terminal.sum())
         else:
-            wrong = int(
-                (np.asarray(self._function(data["obs"], data["actions"], data["next_obs"]), bool) != terminal).sum()
-            )
+            known = np.asarray(self._function(data["obs"], data["actions"], data["next_obs"]), bool)
+            wrong = int((known != terminal).sum())
         self.distrusted = wrong > TOLERATED * len(terminal)
         return wrong
 

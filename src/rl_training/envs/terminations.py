@@ -1,7 +1,8 @@
-"""Where an environment's episodes terminate and what it pays, as functions: for rollouts of learned models.
+"""Known terminations and rewards of environments, as functions of transitions: for plans and rollouts of learned
+models.
 
-``register_termination("MyEnv-v0", function)`` makes one known: (obs, actions in the environment's units, next_obs), arrays of rows,
-to booleans. ``register_reward`` does the same for rewards, where they need not be learned.
+``register_termination("MyEnv-v0", function)`` makes one known: (obs, actions in the environment's units, next_obs),
+arrays of rows, to booleans. ``register_reward`` does the same for rewards, where they need not be learned.
 """
 
 from __future__ import annotations
@@ -10,65 +11,74 @@ from collections.abc import Callable
 
 import numpy as np
 
+__all__ = ["Function", "Rows", "never", "register_reward", "register_termination", "reward_of", "termination_of"]
+
 Rows = np.ndarray
 Function = Callable[[Rows, Rows, Rows], Rows]
 
 
 def never(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+    """Episodes that are truncated but never terminate."""
     return np.zeros(len(next_obs), bool)
 
 
-def _finite(rows: Rows) -> Rows:
-    return np.isfinite(rows).all(-1)
+def _unless(healthy: Rows, next_obs: Rows) -> Rows:
+    """Terminated where the state is not healthy, or not finite."""
+    terminated: Rows = ~(healthy & np.isfinite(next_obs).all(-1))
+    return terminated
 
 
 def hopper(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     """The observation leaves out x, so its first entry is the height; everything after that is bounded by 100."""
     healthy = (np.abs(next_obs[:, 1:]) < 100).all(-1) & (next_obs[:, 0] > 0.7) & (np.abs(next_obs[:, 1]) < 0.2)
-    return ~(healthy & _finite(next_obs))
+    return _unless(healthy, next_obs)
 
 
 def walker2d(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     height, angle = next_obs[:, 0], next_obs[:, 1]
-    return ~((height > 0.8) & (height < 2.0) & (np.abs(angle) < 1.0) & _finite(next_obs))
+    return _unless((height > 0.8) & (height < 2.0) & (np.abs(angle) < 1.0), next_obs)
 
 
 def ant(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     height = next_obs[:, 0]
-    return ~((height >= 0.2) & (height <= 1.0) & _finite(next_obs))
+    return _unless((height >= 0.2) & (height <= 1.0), next_obs)
 
 
 def humanoid(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     height = next_obs[:, 0]
-    return ~((height > 1.0) & (height < 2.0) & _finite(next_obs))
+    return _unless((height > 1.0) & (height < 2.0), next_obs)
 
 
 def inverted_pendulum(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    return ~((np.abs(next_obs[:, 1]) <= 0.2) & _finite(next_obs))
+    return _unless(np.abs(next_obs[:, 1]) <= 0.2, next_obs)
 
 
 def inverted_double_pendulum(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     """The tip's height: both poles are 0.6 long, and the second angle is relative to the first."""
     sin1, sin2, cos1, cos2 = (next_obs[:, i] for i in (1, 2, 3, 4))
     height = 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2)
-    return ~((height > 1.0) & _finite(next_obs))
+    return _unless(height > 1.0, next_obs)
 
 
 def cart_pole(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    return (np.abs(next_obs[:, 0]) > 2.4) | (np.abs(next_obs[:, 2]) > 12 * 2 * np.pi / 360)
+    outside: Rows = (np.abs(next_obs[:, 0]) > 2.4) | (np.abs(next_obs[:, 2]) > 12 * 2 * np.pi / 360)
+    return outside
 
 
 def mountain_car(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    return (next_obs[:, 0] >= 0.5) & (next_obs[:, 1] >= 0)
+    arrived: Rows = (next_obs[:, 0] >= 0.5) & (next_obs[:, 1] >= 0)
+    return arrived
 
 
 def mountain_car_continuous(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    return (next_obs[:, 0] >= 0.45) & (next_obs[:, 1] >= 0)
+    arrived: Rows = (next_obs[:, 0] >= 0.45) & (next_obs[:, 1] >= 0)
+    return arrived
 
 
 def acrobot(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
     cos1, sin1, cos2, sin2 = (next_obs[:, i] for i in range(4))
-    return -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
+    above: Rows = -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
+    return above
 
 
 _TERMINATIONS: dict[str, Function] = {
@@ -98,17 +108,20 @@ _REWARDS: dict[str, Function] = {}
 
 
 def register_termination(env_id: str, function: Function) -> None:
+    """Make an environment's terminations known."""
     _TERMINATIONS[env_id] = function
 
 
 def register_reward(env_id: str, function: Function) -> None:
+    """Make an environment's rewards known, so that they need not be learned."""
     _REWARDS[env_id] = function
 
 
 def termination_of(env_id: str) -> Function | None:
-    """The environment's function, or None if none is known."""
+    """The function of the environment's terminations, or None if none is known."""
     return _TERMINATIONS.get(env_id)
 
 
 def reward_of(env_id: str) -> Function | None:
+    """The function of the environment's rewards, or None if none is known."""
     return _REWARDS.get(env_id)

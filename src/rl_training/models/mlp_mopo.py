@@ -13,11 +13,22 @@ from torch.nn import functional as F
 from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
 from rl_training.models.overrides import overridden
 
+__all__ = [
+    "MLPMOPOEnsembleModel",
+    "TerminationNetwork",
+    "clamped_std",
+    "disagreement",
+    "sample_by_one_member",
+    "sample_from_rows",
+    "soft_clamp",
+    "truncated_normal_",
+]
+
 TRUNCATION = 2.0  # deviations
 
 
 def truncated_normal_(module: nn.Module) -> None:
-    """Weights normal with deviation 1 / (2 sqrt(fan-in)), cut at two deviations, and zero biases, in every ensemble layer."""
+    """Initialise every ensemble layer: normal weights of deviation 1 / (2 sqrt(fan-in)), truncated at two; no bias."""
     for layer in module.modules():
         if isinstance(layer, EnsembleLinear):
             std = 1 / (2 * math.sqrt(layer.weight.shape[1]))
@@ -32,16 +43,15 @@ def soft_clamp(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
 
 
 def clamped_std(logvars: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """exp(soft_clamp(logvars) / 2), which is the root of e^low + e^high sigmoid(logvars - high): one exponential instead of five
-    functions."""
+    """exp(soft_clamp(logvars) / 2), as the root of e^low + e^high sigmoid(logvars - high), which is faster."""
     return torch.sigmoid(logvars - high).mul_(high.exp()).add_(low.exp()).sqrt_()
 
 
 class MLPMOPOEnsembleModel(nn.Module):
     """Every member maps (obs, action) to a Gaussian over (next_obs - obs, reward).
 
-    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of the
-    log-variances are learned. ``elites`` are the members that rollouts ask.
+    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of
+    the log-variances are learned. ``elites`` are the members that rollouts use.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("predict_distribution",)  # by ``draw``
@@ -88,15 +98,15 @@ class MLPMOPOEnsembleModel(nn.Module):
 
     @torch.no_grad()
     def draw(self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
-        """A sample (E, B, D + 1) of what ``predict_distribution`` describes, faster: for plans and rollouts.
+        """A sample (E, B, D + 1) of the Gaussians of ``predict_distribution``, faster: for plans and rollouts.
 
-        A subclass's own ``predict_distribution`` is asked with rows (B, ...), which is all that it has to take.
+        A subclass's own ``predict_distribution`` gets rows (B, ...), which is all that it has to take.
         """
         if overridden(self):
             if obs.ndim == 2:
                 each = self.num_ensembles if members is None else len(members)
                 obs, actions = (x.expand(each, *x.shape) for x in (obs, actions))
-            return drawn_from_rows(self, obs, actions, members)
+            return sample_from_rows(self, obs, actions, members)
         means, logvars = self.net.infer(self._standardised(obs, actions), members).chunk(2, -1)
         return torch.randn_like(means).mul_(clamped_std(logvars, self.min_logvar, self.max_logvar)).add_(means)
 
@@ -104,8 +114,8 @@ class MLPMOPOEnsembleModel(nn.Module):
         return (torch.cat([obs, actions], -1) - self.input_mean) * self.input_scale
 
     def sample_member(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next observations (B, D) and rewards (B,), each row by one elite, drawn at random in equal parts; the others are
-        not asked."""
+        """Next observations (B, D) and rewards (B,), each row by one elite, drawn at random in equal parts; the
+        others are not evaluated."""
         rows, members = len(obs), len(self.elites)
         share = -(-rows // members)
         order = torch.randperm(rows, device=obs.device)
@@ -116,9 +126,9 @@ class MLPMOPOEnsembleModel(nn.Module):
         return obs + result[:, :-1], result[:, -1]
 
     def sample_transition(self, obs: torch.Tensor, actions: torch.Tensor) -> dict[str, torch.Tensor]:
-        """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and how far the members' means lie apart (B,)."""
+        """``next_obs`` (B, D) and ``rewards`` (B,) by a random elite each, and the members' ``disagreement`` (B,)."""
         means, logvars = self.predict_distribution(obs, actions)
-        drawn = drawn_by_one(means, logvars, self.elites)
+        drawn = sample_by_one_member(means, logvars, self.elites)
         return {
             "next_obs": obs + drawn[:, :-1],
             "rewards": drawn[:, -1],
@@ -132,14 +142,14 @@ class MLPMOPOEnsembleModel(nn.Module):
         return self.parameters()
 
 
-def drawn_from_rows(
+def sample_from_rows(
     model: Any, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A sample (E, B, D + 1) by any model's ``predict_distribution``, of inputs (E, B, ...) that are each member's own; of
-    ``members`` (M,) alone, M instead of E.
+    """A sample (E, B, D + 1) by any model's ``predict_distribution``, of inputs (E, B, ...) that are each member's own;
+    of ``members`` (M,) alone, M instead of E.
 
-    The model is asked with rows (E * B, ...), of which each member's own answers are kept. If it does not answer with (E, E * B, D + 1),
-    it is asked with (E, B, ...).
+    The model gets rows (E * B, ...), and each member's predictions of its own are kept. If it does not return (E, E *
+    B, D + 1), it gets (E, B, ...).
     """
     groups, rows, dim = obs.shape
     means, logvars = model.predict_distribution(*(x.reshape(groups * rows, x.shape[-1]) for x in (obs, actions)))
@@ -152,13 +162,15 @@ def drawn_from_rows(
         means, logvars = model.predict_distribution(obs, actions)
         if means.shape != (groups, rows, dim + 1):
             raise ValueError(
-                f"{type(model).__name__}.predict_distribution should give means of shape (members, rows, obs_dim + 1) = "
-                f"{(model.num_ensembles, groups * rows, dim + 1)} for {groups * rows} rows, but gave {seen}"
+                f"{type(model).__name__}.predict_distribution should give means of shape "
+                f"(members, rows, obs_dim + 1) = {(model.num_ensembles, groups * rows, dim + 1)} "
+                f"for {groups * rows} rows, but gave {seen}"
             )
-    return means + (0.5 * logvars).exp() * torch.randn_like(means)
+    sample: torch.Tensor = means + (0.5 * logvars).exp() * torch.randn_like(means)
+    return sample
 
 
-def drawn_by_one(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+def sample_by_one_member(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
     """A sample (B, D + 1) of the Gaussians (E, B, D + 1), each row by one of ``members``, drawn at random."""
     rows = torch.arange(means.shape[1], device=means.device)
     chosen = members[torch.randint(len(members), (len(rows),), device=means.device)]
@@ -166,7 +178,8 @@ def drawn_by_one(means: torch.Tensor, logvars: torch.Tensor, members: torch.Tens
 
 
 class TerminationNetwork(nn.Module):
-    """Whether a transition terminates its episode: (obs, action, next_obs) to a logit. Knows nothing until it is ``fitted``."""
+    """The learned termination classifier: (obs, action, next_obs) to the logit of a termination. Not to be used
+    before it is ``fitted``."""
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
@@ -181,14 +194,16 @@ class TerminationNetwork(nn.Module):
         self.register_buffer("input_scale", torch.ones(inputs))
         self.register_buffer(
             "prior", torch.zeros(())
-        )  # the log-odds of an end in the data; batches have as many of each
+        )  # log-odds of a termination in the data; batches are half and half
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.body((inputs - self.input_mean) * self.input_scale).squeeze(-1)
+        logits: torch.Tensor = self.body((inputs - self.input_mean) * self.input_scale)
+        return logits.squeeze(-1)
 
 
 def disagreement(means: torch.Tensor) -> torch.Tensor:
     """How far the members' predicted observations (E, B, D + 1) lie apart: the largest distance to their mean, (B,)."""
     states = means[..., :-1]
-    return (states - states.mean(0)).norm(dim=-1).amax(0)
+    distances: torch.Tensor = torch.linalg.vector_norm(states - states.mean(0), dim=-1)
+    return distances.amax(0)

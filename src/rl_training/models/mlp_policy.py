@@ -11,9 +11,11 @@ from rl_training.models.cnn import features, observation_shape
 from rl_training.models.heads import ClonedHead
 from rl_training.models.mlp import Linear
 
+__all__ = ["MLPPolicy"]
+
 
 class MLPPolicy(nn.Module):
-    """Observations, vectors or images, to what ``head`` makes a distribution of: (B, head.size)."""
+    """Observations, vectors or images, to the parameters (B, head.size) of ``head``'s distribution over actions."""
 
     REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by numpy, in acting
 
@@ -31,4 +33,5 @@ class MLPPolicy(nn.Module):
         self.body = nn.Sequential(trunk, Linear(width, head.size))
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.body(obs)
+        outputs: torch.Tensor = self.body(obs)
+        return outputs

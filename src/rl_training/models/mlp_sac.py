@@ -12,21 +12,37 @@ from rl_training.models.heads import HIGHEST, LOWEST, squash
 from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, ensemble_mlp, mlp
 from rl_training.models.overrides import ordinary, overridden
 
+__all__ = [
+    "NARROWEST",
+    "ActorAndCritics",
+    "MLPIQLModel",
+    "MLPSACModel",
+    "MLPTD3Model",
+    "SampledActions",
+    "many_q_values",
+    "many_values",
+    "sample_many",
+]
+
 NARROWEST = -5.0  # log-deviation of IQL's actor
 
 
 class SampledActions(NamedTuple):
+    """Actions of a stochastic policy, differentiable, and their log-densities."""
+
     actions: torch.Tensor  # (B, A) in [-1, 1]
     logprobs: torch.Tensor  # (B,)
 
 
 class ActorAndCritics(nn.Module):
-    """An actor with ``actor_outputs`` numbers per action dimension, and ``num_critics`` independent critics.
+    """An actor with ``ACTOR_OUTPUTS`` numbers for each dimension of the action, and ``num_critics`` independent
+    critics.
 
-    Everything happens in the box [-1, 1]; the map to the environment's units is not the network's business.
+    Actions lie in the box [-1, 1]; the map to the environment's units is at the environment.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("q_values",)  # by ``q_values_of_many``
+    ACTOR_OUTPUTS: ClassVar[int] = 1  # numbers for each dimension of the action
 
     def __init__(
         self,
@@ -36,23 +52,23 @@ class ActorAndCritics(nn.Module):
         hidden_sizes: tuple[int, ...] = (256, 256),
         num_critics: int = 2,
         layer_norm: bool = False,
-        actor_outputs: int,
     ) -> None:
         super().__init__()
         hidden_sizes = tuple(hidden_sizes)
         self.num_critics = num_critics
-        self.actor = mlp((obs_dim, *hidden_sizes, actor_outputs * action_dim))
+        self.actor = mlp((obs_dim, *hidden_sizes, self.ACTOR_OUTPUTS * action_dim))
         self.critics = ensemble_mlp(num_critics, (obs_dim + action_dim, *hidden_sizes, 1), layer_norm=layer_norm)
 
     def q_values(
         self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
         """One (B,) tensor per critic, or per critic of ``members``."""
-        return self.critics(torch.cat([obs, actions], -1), members).squeeze(-1).unbind(0)
+        values: torch.Tensor = self.critics(torch.cat([obs, actions], -1), members)
+        return values.squeeze(-1).unbind(0)
 
     def q_values_of_many(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """M actions for each observation, (B, O) and (B, M, A) -> (C, B, M); what depends on the observation alone is
-        computed once, unless the critics are others than those built here."""
+        computed once, unless the critics were replaced by others than those built here."""
         rows, many = actions.shape[:2]
         first: Any = self.critics[0]
         ours = ordinary(self.critics, EnsembleMLP) and ordinary(first, EnsembleLinear)
@@ -65,7 +81,8 @@ class ActorAndCritics(nn.Module):
         x = (own.view(critics, rows, many, -1) + shared[:, :, None]).flatten(1, 2)
         for layer in list(self.critics)[1:]:
             x = layer(x)
-        return x.view(critics, rows, many)
+        values: torch.Tensor = x.view(critics, rows, many)
+        return values
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         return self.actor.parameters()
@@ -80,22 +97,32 @@ def many_q_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch
     return torch.stack(model.q_values(obs.repeat_interleave(many, 0), actions.flatten(0, 1))).view(-1, rows, many)
 
 
+def many_values(model: Any, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """``many_q_values``, by the faster ``q_values_of_many`` where a model has it."""
+    if isinstance(model, ActorAndCritics):
+        return model.q_values_of_many(obs, actions)
+    return many_q_values(model, obs, actions)
+
+
+def sample_many(
+    model: Any, obs: torch.Tensor, noise: torch.Tensor, gaussian: tuple[torch.Tensor, torch.Tensor] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions (B, M, A) and log-densities (B, M) for noise (B, M, A): of the squashed ``gaussian``, mean and
+    log-deviation (B, A) each, or of the model's own ``sample_actions`` where that is None."""
+    if gaussian is not None:
+        mean, log_std = gaussian
+        return squash(mean[:, None], log_std[:, None], noise)
+    rows, many = noise.shape[:2]
+    sampled = model.sample_actions(obs.repeat_interleave(many, 0), noise=noise.flatten(0, 1))
+    return sampled.actions.view(rows, many, -1), sampled.logprobs.view(rows, many)
+
+
 class MLPSACModel(ActorAndCritics):
     """A squashed-Gaussian actor."""
 
     REPLACED: ClassVar[tuple[str, ...]] = ("policy", "sample_actions", "q_values")  # the first two by numpy, in acting
 
-    def __init__(
-        self,
-        *,
-        obs_dim: int,
-        action_dim: int,
-        hidden_sizes: tuple[int, ...] = (256, 256),
-        num_critics: int = 2,
-        layer_norm: bool = False,
-    ) -> None:
-        sizes = {"obs_dim": obs_dim, "action_dim": action_dim, "num_critics": num_critics}
-        super().__init__(**sizes, hidden_sizes=hidden_sizes, layer_norm=layer_norm, actor_outputs=2)
+    ACTOR_OUTPUTS = 2  # mean and log-deviation
 
     def policy(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and log-deviation of the Gaussian before squashing, each (B, A)."""
@@ -117,12 +144,10 @@ class MLPTD3Model(ActorAndCritics):
 
     REPLACED: ClassVar[tuple[str, ...]] = ("actions", "q_values")  # the first by numpy, in acting
 
-    def __init__(self, **sizes: int | tuple[int, ...]) -> None:
-        super().__init__(**sizes, actor_outputs=1)  # type: ignore[arg-type]
-
     def actions(self, obs: torch.Tensor) -> torch.Tensor:
         """(B, A) in [-1, 1]."""
-        return self.actor(obs).tanh()
+        outputs: torch.Tensor = self.actor(obs)
+        return outputs.tanh()
 
 
 class MLPIQLModel(MLPTD3Model):
@@ -141,10 +166,13 @@ class MLPIQLModel(MLPTD3Model):
         return self.actions(obs), self.policy_log_std()
 
     def policy_log_std(self) -> torch.Tensor:
+        """The log-deviation (A,), within its bounds."""
         return self.log_std.clamp(NARROWEST, HIGHEST)
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.value(obs).squeeze(-1)
+        """State values (B,)."""
+        values: torch.Tensor = self.value(obs)
+        return values.squeeze(-1)
 
     def actor_parameters(self) -> Iterator[nn.Parameter]:
         yield from self.actor.parameters()

@@ -10,12 +10,16 @@ from rl_training.base.options import Sizes, opt
 from rl_training.data.prior_data import build_dataset
 from rl_training.models.heads import Point, SquashedGaussian
 from rl_training.models.mlp_policy import MLPPolicy
-from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
+from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = ["SPECS", "BCLoop", "BCOptions", "_build_offline_dataset", "_infer_env_spaces", "build", "train_bc"]
+
 
 class BCOptions(OfflineOptions):
+    """Behaviour cloning's options."""
+
     TITLE = "bc"
     hidden_sizes: Sizes = opt(
         (256, 256), "widths of the hidden layers (images: the last one is the number of features)"
@@ -32,12 +36,15 @@ class BCOptions(OfflineOptions):
 
 
 class BCLoop(OfflineLoop):
+    """The offline loop, on the episodes of highest return if only a share of the data is used."""
+
     def __init__(self, run: Run, agent: Learner, cfg: BCOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
         super().__init__(run, agent, cfg, data=data if cfg.best_fraction == 1 else data.best(cfg.best_fraction))
 
 
 def build(cfg: BCOptions, plan: Blueprint) -> BC:
+    """The learner, with a head for the task's kind of actions."""
     boxes = {"mse": Point, "likelihood": SquashedGaussian}[cfg.loss]
     head = boxes(plan.spaces.action_dim) if plan.spaces.action_kind == "box" else plan.head
     return BC(
@@ -47,14 +54,6 @@ def build(cfg: BCOptions, plan: Blueprint) -> BC:
     )
 
 
-SPECS = {
-    "bc": AlgorithmSpec(
-        name="bc",
-        config=BCOptions,
-        build=build,
-        loop=BCLoop,
-        obs=("vector", "image"),
-        actions=("discrete", "box", "multi_discrete", "multi_binary"),
-    )
-}
+KINDS = {"obs": ("vector", "image"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+SPECS = {"bc": AlgorithmSpec(name="bc", config=BCOptions, build=build, loop=BCLoop, **KINDS)}
 train_bc = SPECS["bc"].train

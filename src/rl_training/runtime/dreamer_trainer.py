@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.dreamer import Dreamer
@@ -73,7 +73,9 @@ class DreamerLoop(OffPolicyLoop):
     def __iter__(self) -> Iterator[None]:
         shape = self._run.spaces.obs_shape
         if len(shape) == 3 and shape[1:] != (sides := (padded(shape[1]), padded(shape[2]))):
-            self._run.announce("images of {} x {} are resized to {} x {} for the world model".format(*shape[1:], *sides))
+            self._run.announce(
+                "images of {} x {} are resized to {} x {} for the world model".format(*shape[1:], *sides)
+            )
         yield from super().__iter__()
 
     def learn(self, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""MBPO: the off-policy loop, with a model fitted on real data and a buffer of what is imagined with it."""
+"""MBPO: the off-policy loop, with a model fitted on real data and a buffer of its rollouts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pydantic import Strict
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mbpo import MBPO, rollout_length
 from rl_training.base.options import opt
-from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, fit_of, fitted, learn_terminations
+from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, learn_terminations, make_fit, run_fit
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
+
+__all__ = ["SPECS", "TARGET_ENTROPIES", "MBPOLoop", "MBPOOptions", "build", "train_mbpo", "warm_up_steps"]
 
 Ramp = Annotated[tuple[int, int, int, int], Strict(False)]
 
@@ -31,12 +33,14 @@ TARGET_ENTROPIES = {  # the paper's, by the environment's name without its versi
 
 
 def warm_up_steps(total_timesteps: int) -> int:
-    """Random steps before the first fit: a tenth of the run, from 500 (the paper's for pendulums) to 5,000 (its others), at most
-    half of it."""
+    """Random steps before the first fit: a tenth of the run, from 500 (the paper's for pendulums) to 5,000 (its
+    others), at most half of it."""
     return min(max(500, total_timesteps // 10), 5_000, total_timesteps // 2)
 
 
 class MBPOOptions(RolloutOptions, ReplayOptions):
+    """MBPO's options."""
+
     TITLE = "mbpo"
     BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "target_entropy")
     batch_size: int = opt(256, "transitions per policy update", ge=1)
@@ -56,7 +60,7 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
     )
     target_entropy: float | None = opt(
         None,
-        "entropy a tuned temperature aims for; null: minus the action dimension; by task: the paper's for its environments",
+        "entropy a tuned temperature aims for; null: minus the action dimension; by task: the paper's, if it has one",
     )
 
     @classmethod
@@ -67,14 +71,17 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
 
 
 class MBPOLoop(OffPolicyLoop):
+    """The off-policy loop with a model: fits and refreshes of its rollouts come before the updates of a step."""
+
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
         super().__init__(run, agent, cfg)
-        self.fit = fit_of(run, self.agent.dynamics, cfg)
+        self.fit = make_fit(run, self.agent.dynamics, cfg)
         self.imagination = Imagination(run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)))
         self._mixed = self.imagination.mixed(self.replay)
         self._source = self._mixed
 
     def _horizon(self, step: int) -> int:
+        """Steps of a rollout that begins at environment step ``step``."""
         schedule = self._cfg.rollout_schedule
         return self._cfg.rollout_horizon if schedule is None else rollout_length(schedule, step)
 
@@ -83,7 +90,7 @@ class MBPOLoop(OffPolicyLoop):
         first = self.fit.fits == 0 or not self.imagination.counts
         if self.fit.active or first or crossings(before, run.step, cfg.model_train_frequency):
             data = self.replay.columns()
-            yield from fitted(run, self.fit, data)
+            yield from run_fit(run, self.fit, data)
             learn_terminations(run, self.agent.terminations, data)
         if first or crossings(before, run.step, cfg.rollout_refresh_interval or cfg.model_train_frequency):
             self.imagination.refresh(self.replay, self._horizon(run.step))
@@ -93,6 +100,7 @@ class MBPOLoop(OffPolicyLoop):
 
 
 def build(cfg: MBPOOptions, plan: Blueprint) -> MBPO:
+    """The learner, with networks of the task's sizes."""
     return MBPO(**cfg.learner(plan))
 
 

@@ -1,4 +1,4 @@
-"""MOPO: fit the model on the dataset, then learn offline from it and from what is imagined."""
+"""MOPO: fit the model on the dataset, then learn offline from the data and from rollouts of the model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from rl_training.algorithms.mopo import MOPO, Penalty
 from rl_training.base.options import opt
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import build_dataset
-from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, fit_of, fitted, learn_terminations
-from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces  # noqa: F401
+from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, learn_terminations, make_fit, run_fit
+from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = ["SPECS", "MOPOLoop", "MOPOOptions", "_build_offline_dataset", "_infer_env_spaces", "build", "train_mopo"]
+
 
 class MOPOOptions(RolloutOptions, OfflineOptions):
+    """MOPO's options."""
+
     TITLE = "mopo"
-    rollout_batch_size: int = opt(10_000, "rollouts begun each time", ge=1)
+    rollout_batch_size: int = opt(10_000, "rollouts begun at each refresh", ge=1)
     rollout_horizon: int = opt(5, "steps of a rollout", ge=1)
-    rollouts_retained: int = opt(5, "how many times' rollouts are kept", ge=1)
+    rollouts_retained: int = opt(5, "refreshes whose rollouts are kept", ge=1)
     rollout_refresh_interval: int = opt(1_000, "policy updates between rollouts", ge=1)
     penalty_coef: float = opt(1.0, "how much an imagined reward is lowered by the model's uncertainty", ge=0)
-    penalty: Penalty = opt("max_std", "what uncertainty is: max_std (the paper's), max_deviation or ensemble_std")
+    penalty: Penalty = opt(
+        "max_std", "the measure of uncertainty: max_std (the paper's), max_deviation or ensemble_std"
+    )
 
 
 def with_final_observations(data: TransitionDataset) -> TransitionDataset:
@@ -39,10 +45,12 @@ def with_final_observations(data: TransitionDataset) -> TransitionDataset:
 
 
 class MOPOLoop(OfflineLoop):
+    """The offline loop after one fit of the model, with batches of real and imagined transitions."""
+
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
         data = with_final_observations(build_dataset(cfg, run.factory, run.spaces))
         super().__init__(run, agent, cfg, data=data)
-        self.fit = fit_of(run, self.agent.dynamics, cfg)
+        self.fit = make_fit(run, self.agent.dynamics, cfg)
         self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)
         self._source = self._mixed
@@ -50,7 +58,7 @@ class MOPOLoop(OfflineLoop):
     def prepare(self) -> Iterator[None]:
         if self.fit.fits == 0:
             data = self.data.columns()
-            yield from fitted(self._run, self.fit, data)
+            yield from run_fit(self._run, self.fit, data)
             learn_terminations(self._run, self.agent.terminations, data)
         if self._run.step % self._cfg.rollout_refresh_interval == 0:
             self.imagination.refresh(self.data, self._cfg.rollout_horizon)
@@ -60,6 +68,7 @@ class MOPOLoop(OfflineLoop):
 
 
 def build(cfg: MOPOOptions, plan: Blueprint) -> MOPO:
+    """The learner, with networks of the task's sizes."""
     return MOPO(**cfg.learner(plan), penalty_coef=cfg.penalty_coef, penalty=cfg.penalty)
 
 

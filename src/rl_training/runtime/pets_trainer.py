@@ -17,8 +17,12 @@ from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = ["SPECS", "PETSLoop", "PETSOptions", "build", "train_pets"]
+
 
 class PETSOptions(ModelOptions, ReplayOptions):
+    """PETS's options."""
+
     TITLE = "pets"
     BY_TASK: ClassVar[tuple[str, ...]] = (*ReplayOptions.BY_TASK, "planning_horizon")
     gradient_updates_per_step: ClassVar[int] = 1
@@ -35,7 +39,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
     train_frequency: int = opt(200, "environment steps between fits", ge=1)
     model_updates_per_step: float | None = opt(
         None,
-        "gradient steps of a fit for each environment step between fits; null: five passes over the data, at least 1,000",
+        "gradient steps of a fit for each step between fits; null: five passes over the data, at least 1,000",
         gt=0,
     )
     planner: Literal["cem", "icem", "random"] = opt("cem", "how plans are searched for")
@@ -45,7 +49,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
     planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
     planning_topk: int = opt(20, "of which the best so many shape the next iteration", ge=1)
     planning_iterations: int = opt(4, "iterations for each action", ge=1)
-    planning_particles: int = opt(10, "particles that judge a plan; rounded up to as many for every member", ge=1)
+    planning_particles: int = opt(10, "particles for each plan; rounded up to as many for every member", ge=1)
     planning_alpha: float = opt(0.1, "how much of the search's mean and variance stays in an iteration", ge=0, le=1)
     propagation: Literal["tsinf", "ts1"] = opt(
         "tsinf", "particles keep their member for a plan, or change it every step"
@@ -58,6 +62,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
         return {**super().for_task(task), "planning_horizon": 20 if safe else 40}
 
     def search(self) -> Planner:
+        """The planner that these options describe."""
         if self.planner == "random":
             return RandomShooting(self.planning_candidates * self.planning_iterations)
         kind = {"cem": CEM, "icem": ICEM}[self.planner]
@@ -69,14 +74,12 @@ class PETSOptions(ModelOptions, ReplayOptions):
         )
 
 
-PASSES, LEAST_UPDATES = (
-    5,
-    1_000,
-)  # over all data in a fit, as in the paper; which makes a few dozen steps of the first data
+PASSES = 5  # over all data in a fit, as in the paper
+LEAST_UPDATES = 1_000  # of a fit: five passes over the first data are only a few dozen gradient steps
 
 
 class PETSLoop(OffPolicyLoop):
-    """Fits on all data, without a holdout: five passes or more, or gradient steps in proportion to the steps between fits."""
+    """The off-policy loop with fits of the model, on all data and without a holdout, in place of updates."""
 
     def __init__(self, run: Run, agent: Learner, cfg: PETSOptions) -> None:
         if run.config.num_envs > 1:
@@ -86,7 +89,7 @@ class PETSLoop(OffPolicyLoop):
 
     def updates_of_a_fit(self, rows: int) -> int:
         """How many gradient steps a fit to so many transitions takes."""
-        cfg = self._cfg
+        cfg: PETSOptions = self._cfg
         if cfg.model_updates_per_step is not None:
             return max(1, round(cfg.train_frequency * cfg.model_updates_per_step))
         return max(LEAST_UPDATES, PASSES * -(-rows // cfg.batch_size))
@@ -96,7 +99,7 @@ class PETSLoop(OffPolicyLoop):
         return sum(self.updates_of_a_fit(min(step, self._cfg.buffer_capacity)) for step in fits)
 
     def first_update_step(self) -> int:
-        return max(1, self._starts)  # the first fit waits for no train_frequency
+        return max(1, int(self._starts))  # the first fit waits for no train_frequency
 
     def prepare(self) -> Iterator[None]:
         run, fit = self._run, self.fit
@@ -104,7 +107,7 @@ class PETSLoop(OffPolicyLoop):
         if not (fit.active or due) or run.budget_spent:
             return
         if not fit.active:
-            fit.set_most_updates(self.updates_of_a_fit(len(self.replay)))
+            fit.most_updates = self.updates_of_a_fit(len(self.replay))
         before = fit.total_updates
         data = self.replay.columns()
         for metrics in fit.run(data):
@@ -121,6 +124,7 @@ class PETSLoop(OffPolicyLoop):
 
 
 def build(cfg: PETSOptions, plan: Blueprint) -> PETS:
+    """The learner, with a model of the task's sizes."""
     return PETS(
         dynamics_model=cfg.model(plan),
         learning_rate=cfg.model_learning_rate,

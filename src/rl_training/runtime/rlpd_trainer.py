@@ -17,27 +17,36 @@ from rl_training.data.replay_buffer import Mixed
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
-from rl_training.runtime.loops.offline import _build_offline_dataset, _infer_env_spaces  # noqa: F401
+from rl_training.runtime.loops.offline import _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.sac_trainer import SACOptions, build
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
+__all__ = [
+    "SPECS",
+    "RLPDLoop",
+    "RLPDOptions",
+    "_build_offline_dataset",
+    "_infer_env_spaces",
+    "build_rlpd",
+    "network",
+    "train_rlpd",
+]
+
 
 class RLPDOptions(DatasetOptions, SACOptions):
+    """RLPD's options: SAC's, the prior data's, and the ensemble of critics."""
+
     TITLE = "rlpd"
     BY_TASK: ClassVar[tuple[str, ...]] = ReplayOptions.BY_TASK
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
-    learning_starts: int = opt(
-        5_000, "environment steps before the first update; by task: at most a tenth of the run", ge=0
-    )
-    initial_random_steps: int = opt(
-        5_000, "environment steps with uniformly random actions; by task: at most a tenth of the run", ge=0
-    )
+    learning_starts: int = opt(5_000, "environment steps before updates; by task: at most a tenth of the run", ge=0)
+    initial_random_steps: int = opt(5_000, "environment steps with random actions; by task: as learning_starts", ge=0)
     gradient_updates_per_step: int = opt(20, "critic updates each time, followed by one of the actor", ge=1)
     num_critics: int = opt(10, "critics in the ensemble", ge=1)
+    layer_norm: bool = opt(True, "normalise the critics' hidden layers, which bounds the values of unseen actions")
     target_subset: int = opt(2, "critics, drawn anew for each update, whose smallest value is the target", ge=1)
-    layer_norm: bool = opt(True, "normalise the critics' hidden layers, which bounds what they say of unseen actions")
     backup_entropy: bool = opt(True, "count the next action's entropy in the targets")
     target_entropy: float | None = opt(
         None, "entropy a tuned temperature aims for; null: minus half the action dimension"
@@ -51,6 +60,8 @@ class RLPDOptions(DatasetOptions, SACOptions):
 
 
 class RLPDLoop(OffPolicyLoop):
+    """The off-policy loop with batches of prior data and replay; if set, after updates on the prior data alone."""
+
     def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
         collector = run.collector(rewards=rewards_learned_from(cfg, run.factory, data))
@@ -90,12 +101,14 @@ class RLPDLoop(OffPolicyLoop):
 
 
 def network(**sizes: Any) -> nn.Module:
+    """SAC's networks with Xavier initialisation."""
     model = MLPSACModel(**sizes)
     xavier_(model)
     return model
 
 
 def build_rlpd(cfg: RLPDOptions, plan: Blueprint) -> RLPD:
+    """The learner, with an ensemble of critics."""
     learner = partial(
         RLPD,
         updates_per_batch=cfg.gradient_updates_per_step,

@@ -1,4 +1,5 @@
-"""What the trainers that learn a model share: its options, how it is fitted within a run, rollouts into a buffer of their own."""
+"""What trainers that learn a dynamics model share: options, fits within a run, terminations, and rollouts in a
+buffer of their own."""
 
 from __future__ import annotations
 
@@ -17,33 +18,41 @@ from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import never, termination_of
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
 from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.critic_options import SoftOptions
 from rl_training.runtime.run import Run, TrainingFailure
-from rl_training.runtime.sac_trainer import Temperature
 from rl_training.runtime.spec import Blueprint
+
+__all__ = [
+    "Imagination",
+    "InUnits",
+    "ModelOptions",
+    "RolloutOptions",
+    "in_units",
+    "learn_terminations",
+    "make_fit",
+    "run_fit",
+    "terminations_of",
+]
 
 
 class ModelOptions(Options):
-    """The ensemble."""
+    """Options of the ensemble of dynamics models."""
 
     model_hidden_sizes: Sizes = opt((200, 200, 200, 200), "widths of the model's hidden layers")
     num_ensembles: int = opt(7, "members of the ensemble", ge=1)
     model_learning_rate: float = opt(1e-3, "step size of Adam, for the model", gt=0)
 
     def model(self, plan: Blueprint, elites: int | None = None) -> Any:
+        """The ensemble, of the task's sizes; ``elites``: how many members rollouts use (None: all)."""
         sizes = {"obs_dim": plan.spaces.obs_dim, "action_dim": plan.spaces.action_dim}
-        return plan.make(
-            MLPMOPOEnsembleModel,
-            **sizes,
-            hidden_sizes=self.model_hidden_sizes,
-            num_ensembles=self.num_ensembles,
-            num_elites=elites,
-        )
+        members = {"num_ensembles": self.num_ensembles, "num_elites": elites}
+        return plan.make(MLPMOPOEnsembleModel, **sizes, **members, hidden_sizes=self.model_hidden_sizes)
 
 
-class RolloutOptions(ModelOptions):
-    """Fits that are judged on held-out data, and imagined transitions."""
+class RolloutOptions(SoftOptions, ModelOptions):
+    """Options of fits with a holdout, of rollouts, and of the policy that learns from them."""
 
-    num_elites: int = opt(5, "members, the best on held-out data, that rollouts ask", ge=1)
+    num_elites: int = opt(5, "members, the best on held-out data, that rollouts use", ge=1)
     model_batch_size: int = opt(256, "transitions per gradient step of each member", ge=1)
     model_updates: int | None = opt(
         None, "the most gradient steps one fit may take; null: until it no longer helps", ge=1
@@ -54,40 +63,35 @@ class RolloutOptions(ModelOptions):
         "gradient steps without progress that must have passed too: on little data an epoch is only a step or two",
         ge=0,
     )
-    model_holdout_ratio: float = opt(0.2, "share of the data that judges a fit, up to 5,000 transitions", gt=0, lt=1)
-    rollout_batch_size: int = opt(100_000, "rollouts begun each time", ge=1)
+    model_holdout_ratio: float = opt(
+        0.2, "share of the data held out to score a fit, up to 5,000 transitions", gt=0, lt=1
+    )
+    rollout_batch_size: int = opt(100_000, "rollouts begun at each refresh", ge=1)
     rollout_horizon: int = opt(1, "steps of a rollout", ge=1)
-    rollouts_retained: int = opt(1, "how many times' rollouts are kept", ge=1)
+    rollouts_retained: int = opt(1, "refreshes whose rollouts are kept", ge=1)
     synthetic_buffer_capacity: int | None = opt(None, "imagined transitions kept; null: those retained", ge=1)
     synthetic_batch_ratio: float = opt(0.95, "share of imagined transitions in every batch", ge=0, le=1)
     policy_learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
-    hidden_sizes: Sizes = opt((256, 256), "widths of the policy's hidden layers")
-    layer_norm: bool = opt(False, "normalise the critics' hidden layers, which bounds what they say of unseen actions")
-    gamma: float = opt(0.99, "discount", ge=0, le=1)
-    alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
-    target_entropy: float | None = opt(None, "entropy a tuned temperature aims for; null: minus the action dimension")
-    tau: float = opt(0.005, "how far target critics move per update", gt=0, le=1)
+    layer_norm: bool = opt(False, "normalise the critics' hidden layers, which bounds the values of unseen actions")
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """The arguments of MOPO and MBPO alike."""
         elites = min(self.num_elites, self.num_ensembles)
         sizes: dict[str, Any] = {"action_dim": plan.spaces.action_dim, "hidden_sizes": self.hidden_sizes}
-        if self.layer_norm:  # a network of one's own need not know of it
+        if self.layer_norm:  # a network of the user's need not have this argument
             sizes["layer_norm"] = True
         return {
             "policy_model": plan.make(MLPSACModel, **plan.shape, **sizes),
             "dynamics_model": self.model(replace(plan, network=None), elites),
             "policy_learning_rate": self.policy_learning_rate,
             "model_learning_rate": self.model_learning_rate,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "tau": self.tau,
-            "target_entropy": self.target_entropy,
             "terminated": terminations_of(plan),
+            **self.soft(),
         }
 
 
-def fit_of(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> ModelFit:
+def make_fit(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> ModelFit:
+    """A fit of the ensemble with the run's options and random stream."""
     return ModelFit(
         dynamics,
         run.rng("model fit"),
@@ -99,8 +103,9 @@ def fit_of(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> ModelFi
     )
 
 
-def fitted(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[None]:
-    """A whole fit, or the rest of one, an epoch at a time. The last epoch is no point to stop at: what follows a fit follows it."""
+def run_fit(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[None]:
+    """Make a fit, or the rest of one, an epoch at a time. A run cannot stop after the last epoch: the work that
+    follows belongs to the fit."""
     for metrics in fit.run(data):
         run.note(**metrics)
         error = metrics.get("holdout_error")
@@ -124,12 +129,12 @@ class InUnits:
 
 
 def in_units(function: Callable[..., np.ndarray] | None, spaces: Spaces) -> Terminations | None:
-    """None for a function that is not known, or that is known to be false of everything."""
+    """``function`` of actions in [-1, 1]; None for one that is not known or is false everywhere (``never``)."""
     return None if function is None or function is never else InUnits(function, spaces)
 
 
 def terminations_of(plan: Blueprint) -> LearnedTerminations:
-    """By the function that is registered for the environment, if there is one."""
+    """Terminations by the function that is registered for the environment, or by a learned classifier."""
     function, spaces = termination_of(plan.env_id), plan.spaces
     return LearnedTerminations(
         in_units(function, spaces),
@@ -141,23 +146,19 @@ def terminations_of(plan: Blueprint) -> LearnedTerminations:
 
 
 def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[str, np.ndarray]) -> None:
-    """After a fit: compare what is known with the data, learn what is not, and say, once, if a classifier decides."""
+    """After a fit: compare known terminations with the data, or fit the classifier; print once which decides."""
     env_id = run.config.env_id
     if terminations.known:
         wrong = terminations.contradictions(data)
         if terminations.known:
             return
-        run.announce(
-            f"the termination registered for {env_id} is wrong for {wrong:,} of {len(data['dones']):,} transitions: not used"
-        )
+        share = f"{wrong:,} of {len(data['dones']):,} transitions"
+        run.announce(f"the termination registered for {env_id} is wrong for {share}: not used")
     learned = terminations.classifier.fit(data, run.rng(f"ends at {run.step}").generator)
     if run.counters.get("ends_said") != 1 + learned:
         run.counters["ends_said"] = 1 + learned
-        text = (
-            "a classifier, learned from the data, ends rollouts"
-            if learned
-            else "rollouts never end: the data shows no termination"
-        )
+        without = "rollouts never end: the data shows no termination"
+        text = "a classifier, learned from the data, ends rollouts" if learned else without
         run.announce(
             f"where episodes of {env_id} terminate is not known; {text} "
             "(rl_training.envs.terminations.register_termination makes it known)"
@@ -167,8 +168,9 @@ def learn_terminations(run: Run, terminations: LearnedTerminations, data: dict[s
 class Imagination:
     """Rollouts of the learned model from real observations, kept in a buffer of their own.
 
-    Each ``refresh`` writes as many rows as its rollouts had steps, fewer where they terminated; ``counts`` (newest last) says how
-    many, so that exactly the rows of the last ``rollouts_retained`` can be drawn, whatever their lengths were.
+    Each ``refresh`` writes as many rows as its rollouts had steps, fewer where they terminated; ``counts`` (newest
+    last) says how many, so that exactly the rows of the last ``rollouts_retained`` can be drawn, whatever their lengths
+    were.
     """
 
     def __init__(self, run: Run, agent: MOPO, cfg: RolloutOptions, *, longest: int) -> None:
@@ -186,7 +188,7 @@ class Imagination:
         starts = source.sample(self._cfg.rollout_batch_size)["obs"].clone()
         count = 0
         agent = self._agent
-        for rows in imagine(agent.dream, agent.dream_actions, starts, horizon, agent.terminated):
+        for rows in imagine(agent.imagined_step, agent.imagined_actions, starts, horizon, agent.terminated):
             self.buffer.add(**rows)
             count += len(rows["rewards"])
         if not count:
@@ -199,6 +201,7 @@ class Imagination:
         self._run.note(rollout_rows=float(count), rollout_horizon=float(horizon))
 
     def mixed(self, real: Source) -> Mixed:
+        """Batches of real and imagined transitions in the shares that the options set."""
         return Mixed((real, 1 - self._cfg.synthetic_batch_ratio), (self.buffer, self._cfg.synthetic_batch_ratio))
 
     def metrics(self, fit: ModelFit, mixed: Mixed) -> dict[str, float]:
@@ -215,7 +218,7 @@ class Imagination:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         ring = {name: value for name, value in state.items() if name != "counts"}
-        if "counts" not in state:  # of 0.1.0 before rows were counted, perhaps in a ring of another size: oldest first
+        if "counts" not in state:  # saved before rows were counted, perhaps in a ring of another size: oldest first
             filled = len(ring["packed"])
             ring["packed"] = ring["packed"].roll(-(ring["written"] % max(filled, 1)), 0)
             drawn = min(ring["newest"] or 0, filled)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rl_training.algorithms.base import Learner
-from rl_training.base.options import Sizes, opt
+from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import PriorData, build_dataset
@@ -17,9 +16,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions
 from rl_training.runtime.run import Run, crossings
-from rl_training.runtime.spec import Blueprint, Network
 
-__all__ = ["OfflineCriticOptions", "OfflineLoop", "OfflineOptions"]
+__all__ = ["OfflineLoop", "OfflineOptions"]
 
 
 def _infer_env_spaces(config: TrainConfig) -> Spaces:
@@ -44,25 +42,6 @@ class OfflineOptions(DatasetOptions, AlgorithmOptions):
     """The data, and how much of it an update takes."""
 
     batch_size: int = opt(256, "transitions per update", ge=1)
-
-
-class OfflineCriticOptions(OfflineOptions):
-    """What offline learners of values have in common."""
-
-    hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
-    learning_rate: float = opt(3e-4, "step size of Adam, for every network", gt=0)
-    gamma: float = opt(0.99, "discount", ge=0, le=1)
-    tau: float = opt(0.005, "how far target networks move, each time they do", gt=0, le=1)
-    normalize_observations: bool = opt(False, "scale observations by the data's mean and deviation")
-
-    def shared(self, plan: Blueprint) -> dict[str, Any]:
-        """The learner's arguments that follow from these."""
-        normalizer = plan.normalizer(self.normalize_observations, clip=float("inf"))
-        rates = {"learning_rate": self.learning_rate, "gamma": self.gamma, "tau": self.tau}
-        return {**rates, "normalizer": normalizer}
-
-    def model(self, plan: Blueprint, network: Network) -> Any:
-        return plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=self.hidden_sizes)
 
 
 class OfflineLoop(Loop):
