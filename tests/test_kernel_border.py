@@ -12,9 +12,14 @@ from rl_training.models.kernels import border
 from rl_training.models.kernels.border import FUNCTIONS, KERNELS, Array, Library, header
 
 SOURCES = resources.files("rl_training.models.kernels")
-AXES = {axis: length for length, axis in enumerate(sorted({axis for function in FUNCTIONS.values()
-        for kind in function.values() if isinstance(kind, Array) for axis in kind.axes.split() if axis != "1"}), 2)}  # fmt: skip
-ARRAYS = [(name, argument) for name, function in FUNCTIONS.items() for argument, kind in function.items() if isinstance(kind, Array)]  # fmt: skip
+ARRAYS = {
+    (name, argument): kind
+    for name, function in FUNCTIONS.items()
+    for argument, kind in function.items()
+    if isinstance(kind, Array)
+}
+NAMES = {axis for kind in ARRAYS.values() for axis in kind.axes.split()} - {"1"}
+AXES = {axis: length for length, axis in enumerate(sorted(NAMES), 2)}
 
 
 class Recorder:
@@ -63,7 +68,7 @@ def wrong_ones(tensor: torch.Tensor, kind: Array) -> dict[str, object]:
         **{f"longer axis {i}": torch.cat([tensor, tensor], i) for i in range(tensor.ndim)},
         "shorter": tensor[..., :-1].contiguous(),
         "axes more": tensor[None],
-        "strides": tensor.repeat_interleave(2, -1)[..., ::2] if tensor.shape[-1] > 1 else tensor.repeat(2, 2, 2)[::2, ::2, ::2],
+        "strides": torch.stack([tensor, tensor], -1)[..., 0],
         "expanded": tensor[:1].expand(tensor.shape) if tensor.ndim > 1 else tensor[..., :1].expand(tensor.shape),
         "device meta": tensor.to("meta"),
         "sparse": tensor.to_sparse(),

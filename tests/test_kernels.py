@@ -438,7 +438,7 @@ def test_a_compiled_dreamer_learns_what_an_eager_one_learns():
         torch.manual_seed(2)
         losses.append([agent.update(batch(), global_step=0).metrics["dreamer_world_model_loss"] for _ in range(3)])
     assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
-    # Adam's first steps have the sign of a gradient, which rounding decides where it is next to nothing; three steps lower it by 5 %
+    # Adam first moves by the sign of a gradient, which rounding decides where it is next to zero; three steps: -5 %
     assert losses[1] == pytest.approx(losses[0], rel=5e-3) and losses[1][2] < 0.98 * losses[1][0]
 
 
