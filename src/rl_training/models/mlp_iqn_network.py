@@ -1,8 +1,8 @@
-"""The return's quantile function as a network that is asked at any fraction (Dabney et al., 2018)."""
+"""The quantile function of the return, as a network of observation and fraction (Dabney et al., 2018)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,9 +12,11 @@ from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
 
+__all__ = ["ImplicitQuantiles", "MLPIQNetwork", "midpoints", "quantiles_at"]
+
 
 def midpoints(count: int) -> torch.Tensor:
-    """The middles of ``count`` equal parts of [0, 1]."""
+    """The midpoints of ``count`` equal parts of [0, 1]."""
     return (torch.arange(count) + 0.5) / count
 
 
@@ -50,12 +52,14 @@ class ImplicitQuantiles(nn.Module):
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
         """(B, ...) -> (B, F)."""
-        return self.encoder(obs)
+        features: torch.Tensor = self.encoder(obs)
+        return features
 
     def quantiles(self, features: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
         """Features (B, F) and fractions (B, N) -> quantiles (B, A, N)."""
         embedded = self.embedding(torch.cos(taus[..., None] * self.frequencies))
-        return self.head(features[:, None, :] * embedded).transpose(1, 2)
+        quantiles: torch.Tensor = self.head(features[:, None, :] * embedded)
+        return quantiles.transpose(1, 2)
 
 
 class MLPIQNetwork(ImplicitQuantiles):
@@ -71,7 +75,7 @@ class MLPIQNetwork(ImplicitQuantiles):
         taus: torch.Tensor | None = None,
         random_taus: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(quantiles (B, A, N), fractions (B, N)); without ``random_taus``, at the middles of N equal parts."""
+        """(quantiles (B, A, N), fractions (B, N)); without ``random_taus``, at the midpoints of N equal parts."""
         features = self.encode(obs)
         if taus is None:
             taus = self.fractions(len(features), num_quantiles or self.num_quantiles, random_taus, features.device)
@@ -79,8 +83,15 @@ class MLPIQNetwork(ImplicitQuantiles):
 
     @staticmethod
     def fractions(rows: int, count: int, random: bool, device: torch.device) -> torch.Tensor:
-        """(rows, count) fractions: uniformly random, or the same middles in every row."""
+        """(rows, count) fractions: uniformly random, or the same midpoints in every row."""
         return torch.rand(rows, count, device=device) if random else midpoints(count).to(device).expand(rows, count)
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)
+
+
+def quantiles_at(network: Any, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+    """Quantiles (B, A, N) at fractions (B, N): by ``forward`` of an MLPIQNetwork, by ``encode`` and ``quantiles`` of another."""
+    ours = isinstance(network, MLPIQNetwork)
+    quantiles: torch.Tensor = network(obs, taus=taus)[0] if ours else network.quantiles(network.encode(obs), taus)
+    return quantiles

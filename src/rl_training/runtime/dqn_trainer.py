@@ -10,7 +10,6 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
-from rl_training.algorithms.value_learner import ValueLearner
 from rl_training.base.options import Sizes, opt
 from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
 from rl_training.data.replay_buffer import Batch
@@ -185,10 +184,10 @@ class FamilySpec(AlgorithmSpec):
         return super().train(config, **arguments) if sibling is None else sibling.train(config, **arguments)
 
 
-def spec(name: str, options: type[DQNOptions], network: Network, learner: type[ValueLearner]) -> AlgorithmSpec:
+def spec(name: str, options: type[DQNOptions], network: Network, learner: type[DQN]) -> AlgorithmSpec:
     """A member of the family: its options, its network and its learner."""
 
-    def build(cfg: DQNOptions, plan: Blueprint) -> ValueLearner:
+    def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
         q_network = plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **cfg.network())
         normalizer = plan.normalizer(cfg.normalize_observations)
         return learner(q_network=q_network, normalizer=normalizer, **cfg.learner())
