@@ -14,7 +14,7 @@ from rl_training.base.options import opt
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
-from rl_training.runtime.ppo_trainer import PPOOptions
+from rl_training.runtime.ppo_trainer import SPACES, PPOOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
@@ -135,32 +135,10 @@ class PPGLoop(OnPolicyLoop):
 
 
 def build(cfg: PPGOptions, plan: Blueprint) -> PPG:
-    model = plan.make(
-        MLPPPGModel,
-        **plan.shape,
-        head=plan.head,
-        hidden_sizes=cfg.hidden_sizes,
-        initial_log_std=cfg.initial_log_std,
-        architecture=cfg.architecture,
-    )
-    return PPG(
-        model=model,
-        aux_learning_rate=cfg.aux_learning_rate,
-        aux_value_coef=cfg.aux_value_coef,
-        behavior_clone_coef=cfg.behavior_clone_coef,
-        value_clone_coef=cfg.value_clone_coef,
-        **{**cfg.learner(plan), "normalize_advantages": False},  # the loop does it, over the whole rollout
-    )
+    own = cfg.model_dump(include={"aux_learning_rate", "aux_value_coef", "behavior_clone_coef", "value_clone_coef"})
+    shared = {**cfg.learner(plan), "normalize_advantages": False}  # the loop does it, over the whole rollout
+    return PPG(model=cfg.policy(plan, MLPPPGModel, architecture=cfg.architecture), **own, **shared)
 
 
-SPECS = {
-    "ppg": AlgorithmSpec(
-        name="ppg",
-        config=PPGOptions,
-        build=build,
-        loop=PPGLoop,
-        obs=("vector", "image"),
-        actions=("discrete", "box", "multi_discrete", "multi_binary"),
-    )
-}
+SPECS = {"ppg": AlgorithmSpec(name="ppg", config=PPGOptions, build=build, loop=PPGLoop, **SPACES)}
 train_ppg = SPECS["ppg"].train
