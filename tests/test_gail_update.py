@@ -79,12 +79,12 @@ def test_a_gradient_penalty_pulls_the_slope_to_one():
     for agent in (free, held):
         for k in range(150):
             agent.update_discriminator(rows(64, -2, k), rows(64, 2, k + 1000), global_step=0)
-    slopes = []
+    gradients = []
     for agent in (free, held):
         inputs = agent.discriminator.inputs(*rows(64, 0, 3).values()).detach().requires_grad_()
-        (slope,) = torch.autograd.grad(agent.discriminator.judge(inputs).sum(), inputs)
-        slopes.append((slope.norm(dim=-1) - 1).abs().mean().item())
-    assert slopes[1] < 0.5 * slopes[0]
+        (gradient,) = torch.autograd.grad(agent.discriminator.logits(inputs).sum(), inputs)
+        gradients.append((gradient.norm(dim=-1) - 1).abs().mean().item())
+    assert gradients[1] < 0.5 * gradients[0]
 
 
 def test_choices_become_one_hot():
