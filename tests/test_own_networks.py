@@ -408,7 +408,7 @@ def test_an_own_forward_holds_in_the_auxiliary_phase_of_ppg():
     model, obs = randomised(Own(**SIZES)), torch.from_numpy(observations())
     with torch.no_grad():
         outputs, values = model(obs)
-        logits, again, _ = model.everything(obs)
+        logits, again, _ = model.all_outputs(obs)
     assert (
         torch.equal(logits, outputs) and torch.equal(again, values) and torch.equal(model.policy_logits(obs), outputs)
     )

@@ -6,7 +6,7 @@ import torch
 
 from rl_training import Callback
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.ppg_trainer import PPGLoop, Remembered
+from rl_training.runtime.ppg_trainer import AuxiliaryBuffer, PPGLoop
 from toys import Pictures
 
 
@@ -80,11 +80,11 @@ def test_more_rollouts_than_a_phase_has_are_refused(tiny):
 
 
 def test_only_the_last_rollouts_are_kept_if_so_asked():
-    memory = Remembered(2, 3, (1,), np.float32)
+    memory = AuxiliaryBuffer(2, 3, (1,), np.float32)
     for k in range(5):
         memory.add(np.full((3, 1, 1), k, np.float32), np.full((3, 1), k, np.float32))
     assert len(memory) == 6 and set(memory.returns.tolist()) == {3.0, 4.0}
-    again = Remembered(2, 3, (1,), np.float32)
+    again = AuxiliaryBuffer(2, 3, (1,), np.float32)
     again.load_state_dict(memory.state_dict())
     assert again.count == 5 and np.array_equal(again.returns, memory.returns)
 

@@ -164,11 +164,11 @@ class DiscreteCQL(DQN):
     """The sum over actions is exact."""
 
     def __init__(self, *, cql_alpha: float, **options: Any) -> None:
-        """Further options: see ``DQN``."""
+        """Further options: see ``ValueLearner``."""
         super().__init__(**options)
         self._cql_alpha = torch.tensor(_checked(cql_alpha), device=self.optimizer.flat.device)
 
-    def _loss(self, batch: Tensors, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
+    def _terms(self, batch: Tensors, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
         terms = dqn_loss({**batch, "q_values": q_values, "target_q_values": target})
         gap = (q_values.logsumexp(1) - of_actions(q_values, batch["actions"])).mean()
         penalty = self._cql_alpha * gap

@@ -23,7 +23,10 @@ __all__ = ["DQN", "dqn_loss"]
 
 
 def dqn_loss(batch: Tensors) -> Tensors:
-    """Huber regression of Q(s, a) on its target: q_values (B, A), actions (B,), target_q_values (B,), optional weights (B,)."""
+    """Huber regression of Q(s, a) on its target.
+
+    ``q_values`` is (B, A); ``actions``, ``target_q_values`` and the optional importance ``weights`` are (B,).
+    """
     chosen = of_actions(batch["q_values"], batch["actions"])
     errors = F.smooth_l1_loss(chosen, batch["target_q_values"], reduction="none")
     td_errors = (batch["target_q_values"] - chosen).detach()
@@ -56,7 +59,7 @@ class DQN(ValueLearner):
         values: ActionValues | None = None,
         parameters: Callable[[Any], Iterable[nn.Parameter]] = nn.Module.parameters,
     ) -> None:
-        """``values``: how a variant's network gives Q-values; ``parameters``: those of the network that ``optimizer`` owns."""
+        """``values``: how a variant's network gives Q-values; ``parameters``: those that ``optimizer`` owns."""
         super().__init__(q_network, ActionValues(q_network) if values is None else values)
         self.target_network, self.normalizer = copy.deepcopy(q_network), normalizer
         self.optimizer = FlatAdam(
@@ -94,11 +97,11 @@ class DQN(ValueLearner):
                 next_values = next_q.amax(1)
             target = td_target(batch, next_values, self._gamma)
 
-        terms = self._loss(batch, self.q_network(obs), target)
+        terms = self._terms(batch, self.q_network(obs), target)
 
         descend((self.optimizer, terms["loss"]))
         return {name: term.detach() for name, term in terms.items()}
 
-    def _loss(self, batch: Tensors, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
-        """The loss of Q-values (B, A) against targets (B,), and the other metrics."""
+    def _terms(self, batch: Tensors, q_values: torch.Tensor, target: torch.Tensor) -> Tensors:
+        """The loss of Q-values (B, A) against targets (B,), and what is reported beside it."""
         return dqn_loss({**batch, "q_values": q_values, "target_q_values": target})

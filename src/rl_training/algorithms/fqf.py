@@ -1,7 +1,7 @@
 """Fully parameterized quantile function (Yang et al., 2019): quantile regression at fractions that are learned too.
 
-The fractions of a state minimise the 1-Wasserstein distance between its return and the N quantiles at their midpoints. That
-distance cannot be computed, but its gradient can (Proposition 1); it is applied to the fractions alone.
+The fractions of a state minimise the 1-Wasserstein distance between its return and the N quantiles at their midpoints.
+That distance cannot be computed, but its gradient can (Proposition 1); it is applied to the fractions alone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def fraction_gradient(quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor) 
 def fraction_loss(
     taus: torch.Tensor, quantiles_tau: torch.Tensor, quantile_hats: torch.Tensor, *, scaled: bool
 ) -> torch.Tensor:
-    """A scalar whose gradient with respect to the inner fractions ``taus`` (B, N-1) is ``fraction_gradient``, averaged over rows;
-    ``scaled`` divides it by the mean range of the quantiles."""
+    """A scalar whose gradient with respect to the inner fractions ``taus`` (B, N-1) is ``fraction_gradient``, averaged
+    over rows; ``scaled`` divides it by the mean range of the quantiles."""
     with torch.no_grad():
         gradient = fraction_gradient(quantiles_tau, quantile_hats)
         if scaled:
@@ -39,12 +39,12 @@ def fraction_loss(
 
 
 class FQF(QRDQN):
-    """``fraction_scaling`` "range" divides the fraction gradient by the batch's mean range of quantiles, so that neither the
-    step nor the entropy's weight depends on the size of returns; "none" is the paper's. Divided by its own range, a state with
-    certain returns would push the fractions as hard as any other, and what it pushes with is noise.
+    """``fraction_scaling`` "range" divides the fraction gradient by the batch's mean range of quantiles, so that
+    neither the step nor the entropy's weight depends on the size of returns; "none" is the paper's. Divided by its own
+    range, a state with certain returns would push the fractions as hard as any other, and what it pushes with is noise.
 
-    The gradient needs quantiles at the fractions, where the paper's loss, at the midpoints alone, never trains them. With
-    ``train_at_fractions`` it does; without, it is the paper's.
+    The gradient needs quantiles at the fractions, where the paper's loss, at the midpoints alone, never trains them.
+    With ``train_at_fractions`` it does; without, it is the paper's.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class FQF(QRDQN):
         fractions = self.target_network.propose(features)
         quantiles, mass = self.target_network.quantiles(features, fractions.tau_hats), fractions.probabilities
         if self._double or self._own_values:
-            judged = (self.q_network if self._double else self.target_network).values(next_obs)
+            q_values = (self.q_network if self._double else self.target_network).values(next_obs)
         else:
-            judged = (mass[:, None] * quantiles).sum(-1)
-        return of_actions(quantiles, judged.argmax(1)), mass
+            q_values = (mass[:, None] * quantiles).sum(-1)
+        return of_actions(quantiles, q_values.argmax(1)), mass

@@ -1,8 +1,8 @@
 """Generative Adversarial Imitation Learning (Ho & Ermon, 2016), with PPO in place of TRPO.
 
-The discriminator D gives the probability that a pair of observation and action is the expert's. The policy's reward is a function of
-D's logit: ``softplus`` (-log(1 - D), always positive: it rewards survival), ``logsigmoid`` (log D, always negative: it rewards
-termination) or ``logit`` (their sum, zero where D cannot tell the two apart).
+The discriminator D gives the probability that a pair of observation and action is the expert's. The policy's reward is
+a function of D's logit: ``softplus`` (-log(1 - D), always positive: it rewards survival), ``logsigmoid`` (log D, always
+negative: it rewards termination) or ``logit`` (their sum, zero where D cannot tell the two apart).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def imitation_reward(logits: Tensor, kind: RewardType = "softplus") -> Tensor:
 
 
 def gail_discriminator_loss(expert_logits: Tensor, policy_logits: Tensor, smoothing: float = 0.0) -> Tensors:
-    """Cross-entropy with label one for expert rows and zero for policy rows, or ``smoothing`` away from these: the sum of the two
-    means."""
+    """Cross-entropy with label one for expert rows and zero for policy rows, or ``smoothing`` away from these: the sum
+    of the two means."""
     expert = F.binary_cross_entropy_with_logits(expert_logits, torch.full_like(expert_logits, 1 - smoothing))
     policy = F.binary_cross_entropy_with_logits(policy_logits, torch.full_like(policy_logits, smoothing))
     return {
@@ -48,8 +48,8 @@ def gail_discriminator_loss(expert_logits: Tensor, policy_logits: Tensor, smooth
 
 
 class GAIL(PPO):
-    """``update`` is PPO's, on advantages of the discriminator's rewards. ``discriminator`` maps (obs, actions) to logits (B,);
-    a gradient penalty needs the methods of MLPGAILDiscriminator."""
+    """``update`` is PPO's, on advantages of the discriminator's rewards. ``discriminator`` maps (obs, actions) to
+    logits (B,); a gradient penalty needs the methods of MLPGAILDiscriminator."""
 
     PARTS = ("_learn", "_learn_discriminator", "_clone")
 
@@ -72,9 +72,8 @@ class GAIL(PPO):
 
     @torch.no_grad()
     def discriminator_logits(self, obs: Tensor, actions: Tensor, absorbed: Tensor | None = None) -> Tensor:
-        """Logits (B,), positive for the expert; ``absorbed`` (B,) is 1 where a row stands for the time after a termination."""
-        columns = (obs, actions) if absorbed is None else (obs, actions, absorbed)
-        logits: Tensor = self.discriminator(*columns)
+        """Logits (B,), positive for the expert; ``absorbed`` (B,) is 1 where a row stands for an absorbing state."""
+        logits: Tensor = self.discriminator(*((obs, actions) if absorbed is None else (obs, actions, absorbed)))
         return logits
 
     def discriminator_reward(self, obs: Tensor, actions: Tensor, absorbed: Tensor | None = None) -> Tensor:

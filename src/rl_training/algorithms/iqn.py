@@ -17,9 +17,9 @@ __all__ = ["IQN"]
 class IQN(QRDQN):
     """``q_network`` is an MLPIQNetwork, or has ``encode`` and ``quantiles`` as ``ImplicitQuantiles`` has.
 
-    Both sides of the regression use ``num_quantiles`` random fractions; ``stratified`` draws one from each of as many equal
-    parts of [0, 1]. Actions are valued at ``action_samples`` random fractions, or at the midpoints of as many equal parts where
-    acting is deterministic or a double estimator chooses the next action.
+    Both sides of the regression use ``num_quantiles`` random fractions; ``stratified`` draws one from each of as many
+    equal parts of [0, 1]. Actions are valued at ``action_samples`` random fractions, or at the midpoints of as many
+    equal parts where acting is deterministic or a double estimator chooses the next action.
     """
 
     def __init__(self, *, q_network: Any, action_samples: int = 32, stratified: bool = False, **options: Any) -> None:
@@ -42,10 +42,10 @@ class IQN(QRDQN):
     def next_return(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         taus, samples = self.fractions(len(next_obs)), self._action_samples
         if self._double:  # the same fractions for all: embedded once, and no noise in the choice
-            judged = quantiles_at(self.q_network, next_obs, self._midpoints)
+            choosing = quantiles_at(self.q_network, next_obs, self._midpoints)
             quantiles = quantiles_at(self.target_network, next_obs, taus)
         else:  # one pass for both
-            judging = torch.rand(len(next_obs), samples, device=next_obs.device)
-            both = quantiles_at(self.target_network, next_obs, torch.cat([judging, taus], 1))
-            judged, quantiles = both[..., :samples], both[..., samples:]
-        return of_actions(quantiles, judged.mean(-1).argmax(1)), None
+            random = torch.rand(len(next_obs), samples, device=next_obs.device)
+            both = quantiles_at(self.target_network, next_obs, torch.cat([random, taus], 1))
+            choosing, quantiles = both[..., :samples], both[..., samples:]
+        return of_actions(quantiles, choosing.mean(-1).argmax(1)), None

@@ -1,5 +1,6 @@
-"""Phasic Policy Gradient (Cobbe et al., 2020): PPO whose value loss does not shape the policy's features, and an auxiliary phase,
-every so many rollouts, that distils the value into them while a divergence keeps the policy where it is.
+"""Phasic Policy Gradient (Cobbe et al., 2020): PPO whose value loss does not shape the policy's features, and an
+auxiliary phase, every so many rollouts, that distils the value into them while a divergence keeps the policy where it
+is.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class PPG(PPO):
     ) -> None:
         """``options``: PPO's."""
         super().__init__(policy=model, **options)
-        # Both optimizers move the same weights. The policy phase's loss does not depend on the auxiliary head, which stays then.
+        # Both optimizers step the same weights; the auxiliary head has no gradient in the policy phase.
         shared = self.optimizer
         self.aux_optimizer = FlatAdam(
             shared.params, lr=aux_learning_rate, eps=shared.eps, max_grad_norm=shared.max_grad_norm, sharing=shared
@@ -94,7 +95,7 @@ class PPG(PPO):
         return UpdateResult(both(metrics, {"auxiliary_updates": float(self.auxiliary_updates)}), 1)
 
     def _learn_auxiliary(self, batch: Tensors) -> Tensors:
-        logits, values, auxiliary = self.model.everything(batch["obs"])
+        logits, values, auxiliary = self.model.all_outputs(batch["obs"])
         now = {"policy_logits": logits, "values": values, "auxiliary_values": auxiliary}
         terms = ppg_auxiliary_loss({**batch, **now}, **self._coefs, head=getattr(self.model, "head", None))
         descend((self.aux_optimizer, terms["auxiliary_loss"]))
@@ -102,7 +103,7 @@ class PPG(PPO):
 
     @torch.no_grad()
     def teacher_logits(self, obs: torch.Tensor, teacher_model: Any = None) -> torch.Tensor:
-        """The policy's outputs for observations (as ``act`` saw them): what the auxiliary phase keeps the policy close to."""
+        """The policy's outputs for observations (as ``act`` saw them), from which the auxiliary phase may not stray."""
         logits: torch.Tensor = (self.model if teacher_model is None else teacher_model).policy_logits(obs)
         return logits
 

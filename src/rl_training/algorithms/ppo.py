@@ -1,7 +1,8 @@
 """Proximal Policy Optimization (Schulman et al., 2017), with a clipped surrogate.
 
-Beyond the paper, as every strong implementation has it: advantages are normalised per minibatch, weights start orthogonal with a
-small policy head, gradients are clipped by norm, and a truncated episode bootstraps from its true last observation.
+Beyond the paper, as every strong implementation has it: advantages are normalised per minibatch, weights start
+orthogonal with a small policy head, gradients are clipped by norm, and a truncated episode bootstraps from its true
+last observation.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rl_training.algorithms.actor_critic import ActorCriticLearner
 from rl_training.algorithms.base import Tensors, UpdateResult
+from rl_training.algorithms.on_policy import OnPolicyLearner
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.optim.flat import FlatAdam, descend
 
@@ -50,7 +51,7 @@ def _clip(x: torch.Tensor, low: Coef, high: Coef) -> torch.Tensor:
     return torch.minimum(torch.maximum(x, torch.as_tensor(low)), torch.as_tensor(high))
 
 
-class PPO(ActorCriticLearner):
+class PPO(OnPolicyLearner):
     """``policy`` is an MLPActorCritic or any module with its ``act`` and ``evaluate_actions``."""
 
     CONTROLS = ("clip_coef", "ent_coef")
@@ -85,8 +86,8 @@ class PPO(ActorCriticLearner):
 
         _, logprobs, values, entropy = self.model.evaluate_actions(batch["obs"], batch["actions"])
         now = {"advantages": advantages, "new_logprobs": logprobs, "new_values": values, "entropy": entropy}
-        coefs = {"clip_coef": self._clip_coef, "ent_coef": self._ent_coef, "vf_coef": self._vf_coef}
-        terms = ppo_loss({**batch, **now}, **coefs, clip_values=self._clip_values)
+        coefs: dict[str, Coef] = {"clip_coef": self._clip_coef, "ent_coef": self._ent_coef, "vf_coef": self._vf_coef}
+        terms = ppo_loss({**batch, **now}, clip_values=self._clip_values, **coefs)
 
         descend((self.optimizer, terms["loss"]))
         return {name: term.detach() for name, term in terms.items()}

@@ -1,4 +1,4 @@
-"""Quantile regression DQN (Dabney, Rowland, Bellemare & Munos, 2018): DQN with quantiles of the return in place of its mean."""
+"""Quantile regression DQN (Dabney, Rowland, Bellemare & Munos, 2018): quantiles of the return in place of its mean."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def quantile_huber_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's loss, and the mean size of its errors u = target - quantile: both (B,).
 
-    ``quantiles`` (B, N) at ``taus`` (B, N) or (N,) against ``targets`` (B, M): the mean over targets, or the sum by their
-    ``mass`` (B, M), of |τ - 1{u < 0}| times Huber's loss over κ; summed over quantiles.
+    ``quantiles`` (B, N) at ``taus`` (B, N) or (N,) against ``targets`` (B, M): the mean over targets, or the sum by
+    their ``mass`` (B, M), of |τ - 1{u < 0}| times Huber's loss over κ; summed over quantiles.
     """
     u = targets[:, None, :] - quantiles[:, :, None]
     size = u.abs()
@@ -104,8 +104,8 @@ class QRDQN(DQN):
         return Quantiles(quantiles, self._taus, quantiles.mean(1))
 
     def next_return(self, next_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Z'(s', a*): the target network's quantiles (B, M) for the action with the largest mean, and their probabilities
-        (B, M; None: all equal)."""
+        """Z'(s', a*): the target network's quantiles (B, M) for the action with the largest mean, and their
+        probabilities (B, M; None: all equal)."""
         quantiles = self.target_network(next_obs)
-        judged = self.q_network(next_obs) if self._double else quantiles
-        return of_actions(quantiles, judged.mean(-1).argmax(1)), None
+        best = (self.q_network(next_obs) if self._double else quantiles).mean(-1).argmax(1)
+        return of_actions(quantiles, best), None

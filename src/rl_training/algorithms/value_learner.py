@@ -1,4 +1,4 @@
-"""What learners of action values share: temporal-difference targets, and acting greedily but for a share ε of random actions."""
+"""What learners of action values share: temporal-difference targets and ε-greedy acting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["ValueLearner", "of_actions", "td_target", "weighted_mean"]
 
 
 def td_target(batch: Tensors, next_values: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
-    """r + γ V(s'), without the bootstrap after a termination; ``next_values`` is (B,), or (B, M) for M samples of the return.
+    """r + γ V(s'), without the bootstrap after a termination; ``next_values`` is (B,), or (B, M) for M samples of the
+    return.
 
     Rows over several steps bring their own power of γ as ``discounts``.
     """
@@ -68,6 +69,7 @@ class ValueLearner(Learner):
 
         def chosen(network: Any, obs: torch.Tensor) -> torch.Tensor:
             choices = torch.arange(values(network, obs).shape[-1], device=obs.device)
-            return (choices == network.act(obs)[:, None]).to(torch.float32)
+            actions: torch.Tensor = network.act(obs)
+            return (choices == actions[:, None]).float()
 
         return Greedy(self.q_network, chosen)

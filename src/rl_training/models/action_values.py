@@ -31,7 +31,7 @@ class ActionValues:
         self._forward = host_forward(network)
 
     def on_arrays(self, obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
-        """Values (N, A) of observations (N, ...); with a generator the network's noise is drawn from it, without there is none."""
+        """Values (N, A) of observations (N, ...), with the network's noise from ``rng``; None: without noise."""
         values: np.ndarray = self._forward(obs, rng)
         return values
 
@@ -57,7 +57,7 @@ class QuantileMeans(ActionValues):
 
 
 class FractionQuantileMeans(ActionValues):
-    """Q(s, ·) as the mean of quantiles at ``count`` fractions: random ones, or midpoints where there is no generator (IQN)."""
+    """Q(s, ·) as the mean of quantiles at ``count`` fractions: random ones, or midpoints without a generator (IQN)."""
 
     def __init__(self, network: nn.Module, count: int) -> None:
         self.midpoints = midpoints(count)

@@ -1,4 +1,5 @@
-"""The discriminator of GAIL: observation and action to a logit, positive for the expert's and negative for the policy's."""
+"""The discriminator of GAIL: observation and action to a logit, positive for the expert's and negative for the
+policy's."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ __all__ = ["MLPGAILDiscriminator"]
 class MLPGAILDiscriminator(nn.Module):
     """A perceptron of observation and action; images go through the convolutional trunk first.
 
-    ``actions`` are numbers (B, A), or choices (B,) out of ``action_dim``, which become one-hot. Vector observations are scaled by
-    running statistics (``observe``). With ``absorbing``, a row may stand for the time after a termination: then a flag is set,
-    and observation and action are zero.
+    ``actions`` are numbers (B, A), or choices (B,) out of ``action_dim``, which become one-hot. Vector observations are
+    scaled by running statistics (``observe``). With ``absorbing``, a row may stand for the time after a termination:
+    then a flag is set, and observation and action are zero.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = (
@@ -71,11 +72,12 @@ class MLPGAILDiscriminator(nn.Module):
         return logits.squeeze(-1)
 
     def gradient_penalty(self, expert: torch.Tensor, policy: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        """Mean squared distance from one of the norm of the logits' gradient, taken between inputs (B, F) of expert and policy at
-        ``place`` (B, 1) in [0, 1] (Gulrajani et al., 2017)."""
+        """Mean squared distance from one of the norm of the logits' gradient, taken between inputs (B, F) of expert and
+        policy at ``place`` (B, 1) in [0, 1] (Gulrajani et al., 2017)."""
         between = (place * expert + (1 - place) * policy).detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.logits(between).sum(), between, create_graph=True)
-        return (gradient.norm(dim=-1) - 1).square().mean()
+        norms: torch.Tensor = gradient.norm(dim=-1)
+        return (norms - 1).square().mean()
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor, absorbed: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (B,); ``absorbed`` (B,): 1 where a row stands for the time after termination."""

@@ -21,10 +21,10 @@ def midpoints(count: int) -> torch.Tensor:
 
 
 class ImplicitQuantiles(nn.Module):
-    """Features of the observation, multiplied by an embedding of the fraction, to a quantile per action.
+    """Encoder of the observation, multiplied by an embedding of the fraction, to a quantile per action.
 
-    The embedding is a learned layer over cos(π i τ) for i = 0 … ``embedding_dim`` - 1. As in the paper, the last hidden layer
-    comes after the product; with a single hidden layer, nothing does.
+    The embedding is a learned layer over cos(π i τ) for i = 0 … ``embedding_dim`` - 1. As in the paper, the last hidden
+    layer comes after the product; a single hidden layer comes before it.
     """
 
     frequencies: torch.Tensor
@@ -44,14 +44,14 @@ class ImplicitQuantiles(nn.Module):
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observation_shape(obs_dim, obs_shape)
-        self.encoder, width, left = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
+        self.encoder, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.width = width
         self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())
-        self.head = q_head(width, left, action_dim, 1, dueling=dueling, noisy=noisy)
+        self.head = q_head(width, head_sizes, action_dim, 1, dueling=dueling, noisy=noisy)
         self.register_buffer("frequencies", torch.pi * torch.arange(embedding_dim), persistent=False)
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """(B, ...) -> (B, F)."""
+        """The encoder's output: (B, ...) -> (B, F)."""
         features: torch.Tensor = self.encoder(obs)
         return features
 
@@ -87,11 +87,13 @@ class MLPIQNetwork(ImplicitQuantiles):
         return torch.rand(rows, count, device=device) if random else midpoints(count).to(device).expand(rows, count)
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        """ε-greedy actions (B,), by the mean of quantiles at midpoints."""
         return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)
 
 
 def quantiles_at(network: Any, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
-    """Quantiles (B, A, N) at fractions (B, N): by ``forward`` of an MLPIQNetwork, by ``encode`` and ``quantiles`` of another."""
+    """Quantiles (B, A, N) at fractions (B, N): by ``forward`` of an MLPIQNetwork, by ``encode`` and ``quantiles`` of
+    any other network."""
     ours = isinstance(network, MLPIQNetwork)
     quantiles: torch.Tensor = network(obs, taus=taus)[0] if ours else network.quantiles(network.encode(obs), taus)
     return quantiles

@@ -1,7 +1,7 @@
-"""Absorbing states for adversarial imitation (Kostrikov et al., 2019): the time after a termination as a state of its own.
+"""Absorbing states for adversarial imitation (Kostrikov et al., 2019): states for the time after a termination.
 
-These states are not stepped through. The discriminator sees them as often as they would occur up to the time limit, and their reward
-for ever is added to the terminating step.
+These states are not stepped through. The discriminator sees them as often as they would occur up to the time limit, and
+their reward for ever is added to the terminating step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class AbsorbingStates:
         self.after_expert = sum(self.remaining(rows.stop - rows.start) for rows in terminated)
 
     def remaining(self, length: int) -> float:
-        """Absorbing states after an episode of this length: up to the time limit, or the horizon 1 / (1 - γ) without one."""
+        """Absorbing states after an episode of this length: up to the time limit; without one, 1 / (1 - γ)."""
         return max(0, self._limit - length) if self._limit is not None else 1 / (1 - self._gamma)
 
     def record(self, t: int, step: Step, lengths: list[int]) -> None:
-        """Note what follows row ``t`` of the rollout; ``lengths``, of the episodes under way, are brought up to date."""
+        """Record row ``t`` of the rollout, and update the ``lengths`` of the episodes under way."""
         for i in range(len(lengths)):
             lengths[i] += 1
             self.after_step[t, i] = self.remaining(lengths[i]) if step.terminated[i] else 0
@@ -41,12 +41,12 @@ class AbsorbingStates:
                 lengths[i] = 0
 
     def policy_mask(self, size: int, rng: np.random.Generator) -> torch.Tensor:
-        """A random mask (size,), one for absorbing states, by their share of the rollout with what follows it."""
+        """A random mask (size,), one for absorbing states, by their share of the rollout and them."""
         after = self.after_step.sum()
         return _mask(size, after / (after + self._rows), rng)
 
     def expert_mask(self, size: int, rng: np.random.Generator) -> torch.Tensor:
-        """A random mask (size,), one for absorbing states, by their share of the expert's data with what follows its episodes."""
+        """A random mask (size,), one for absorbing states, by their share of the expert's data and them."""
         return _mask(size, self.after_expert / (self.after_expert + self._expert_rows), rng)
 
     def bonus(self, reward: float) -> float:

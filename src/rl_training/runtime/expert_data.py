@@ -34,7 +34,7 @@ def _meaning(name: str) -> str:
 
 
 class ExpertOptions(Options):
-    """Where the expert's data comes from: the options of a dataset with ``expert_`` before their names, and checkpoints."""
+    """The source of the expert's data: the options of any dataset, prefixed by ``expert_``, or a checkpoint."""
 
     expert_dataset_kind: Literal["random", "npz", "minari", "hdf5", "checkpoint"] = opt(
         "random",
@@ -75,7 +75,7 @@ class ExpertOptions(Options):
 
 
 def expert_data(cfg: ExpertOptions, factory: EnvFactory, spaces: Spaces) -> TransitionDataset:
-    """The expert's transitions in the agent's units, with the returns of the expert and of a random policy in ``meta``."""
+    """The expert's transitions in the agent's units; ``meta`` has the returns of the expert and of a random policy."""
     with _expert_names():
         if cfg.expert_dataset_kind == "checkpoint":
             data = _collected(cfg, factory, spaces)
@@ -103,7 +103,7 @@ def _collected(cfg: ExpertOptions, factory: EnvFactory, spaces: Spaces) -> Trans
 
 
 def _add_reference_returns(data: TransitionDataset, factory: EnvFactory, seed: int) -> None:
-    """Add the mean returns of the expert and, unless the data brings it, of a random policy, if they are known and finite."""
+    """Add the mean returns of the expert and, unless the data has it, of a random policy, where they are finite."""
     returns = data.finished_returns()
     if not len(returns) or not np.isfinite(returns).all():
         return

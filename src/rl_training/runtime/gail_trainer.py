@@ -115,7 +115,7 @@ class GAILLoop(OnPolicyLoop):
         super().finish_rollout()
 
     def flat_rollout(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rollout's observations before normalisation, and its actions as the environment took them: (T * N, ...) each."""
+        """The rollout's observations before normalisation and its actions as the environment took them, flat."""
         actions, spaces = self._rollout.actions.reshape(-1, *self._rollout.actions.shape[2:]), self._run.spaces
         if spaces.action_kind == "box":
             actions = spaces.from_env(np.asarray(spaces.to_env(actions)))
@@ -152,7 +152,8 @@ class GAILLoop(OnPolicyLoop):
 
 
 def build(cfg: GAILOptions, plan: Blueprint) -> GAIL:
-    spaces, changes, sizes = plan.spaces, {}, cfg.discriminator_hidden_sizes
+    spaces, sizes = plan.spaces, cfg.discriminator_hidden_sizes
+    changes: dict[str, Any] = {}
     if spaces.image:
         features = (cfg.features_dim,) if cfg.features_dim else cfg.hidden_sizes
         changes = {"hidden_sizes": features, "head_sizes": cfg.head_hidden_sizes}

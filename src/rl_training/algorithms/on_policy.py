@@ -12,18 +12,18 @@ from rl_training.models.host import HostFunction, device_of, redefined, with_arr
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.normalizer import ObservationNormalizer
 
-__all__ = ["ActorCriticLearner"]
+__all__ = ["OnPolicyLearner"]
 
 
-class ActorCriticLearner(Learner):
-    """Samples actions, with their log-probabilities and the values of the observations, in numpy where the network allows it.
+class OnPolicyLearner(Learner):
+    """A learner that samples actions from an actor-critic network, in numpy where the network allows it.
 
     ``policy`` is an MLPActorCritic, or any module with its ``act`` and ``evaluate_actions``.
     """
 
     def __init__(self, policy: Any, normalizer: ObservationNormalizer | None) -> None:
         self.model, self.normalizer, self._device = policy, normalizer, device_of(policy)
-        # Learning goes by ``evaluate_actions``, which the inherited ``act`` calls too: a model that overrides either acts by ``act``.
+        # Learning goes by ``evaluate_actions``, and so does the inherited ``act``: overriding either makes ``act`` act.
         ours = isinstance(policy, MLPActorCritic) and not redefined(policy, "act", "evaluate_actions")
         self._forward: HostFunction | None = policy.host() if ours else None
 
