@@ -1,4 +1,4 @@
-"""What GAIL's trainer adds: expert data, the discriminator's turn, its pay, and nothing of the environment's."""
+"""GAIL's trainer: expert data, the discriminator's updates and rewards, and nothing of the environment's rewards."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ def a_loop(config, env=None):
     return spec.loop(run, spec.build(options, plan), options)
 
 
-def test_an_environment_that_pays_nothing_but_nan_is_learned_in_all_the_same(tiny):
+def test_nan_rewards_of_the_environment_are_never_read(tiny):
     result = spec.train(tiny("gail", normalize_rewards=True), env=lambda: Broken("nan reward", at=1))
     assert np.isfinite(result.metrics["loss"]) and np.isfinite(result.metrics["imitation_reward"])
 
 
-def test_the_discriminator_learns_before_it_pays(tiny, monkeypatch):
+def test_the_discriminator_learns_before_it_rewards_the_rollout(tiny, monkeypatch):
     order = []
     for name in ("train_discriminator", "reward_rollout"):
         plain = getattr(GAILLoop, name)
@@ -42,7 +42,7 @@ def test_the_discriminator_learns_before_it_pays(tiny, monkeypatch):
     assert order == ["train_discriminator", "reward_rollout"] * 2
 
 
-def test_what_the_policy_is_paid_is_the_discriminators_reward(tiny):
+def test_the_rewards_of_a_rollout_are_the_discriminators(tiny):
     loop = a_loop(tiny("gail", normalize_rewards=False))
     loop.collect()
     obs, actions = loop.flat_rollout()
@@ -52,7 +52,7 @@ def test_what_the_policy_is_paid_is_the_discriminators_reward(tiny):
     loop.close()
 
 
-def test_with_absorbing_states_a_constant_judge_pays_the_same_for_any_length(tiny):
+def test_with_absorbing_states_a_constant_discriminator_gives_episodes_of_any_length_the_same_return(tiny):
     """Every step is worth ln 2; an episode that has ended goes on being worth it."""
     gamma = 0.9
     config = tiny("gail", absorbing=True, normalize_rewards=False, gamma=gamma, num_steps=60)
@@ -68,7 +68,7 @@ def test_with_absorbing_states_a_constant_judge_pays_the_same_for_any_length(tin
         loop.close()
 
 
-def test_the_time_after_episodes_is_shown_in_proportion(tiny):
+def test_absorbing_states_are_sampled_in_proportion_to_their_number(tiny):
     """Episodes of 5 of 20 steps: three quarters of what an expert does is having arrived."""
     config = tiny("gail", absorbing=True, num_steps=60, env_kwargs={"max_episode_steps": 20}, expert_dataset_size=100)
     loop = a_loop(config, env=lambda: Counter(limit=5, terminate=True))
@@ -81,7 +81,7 @@ def test_the_time_after_episodes_is_shown_in_proportion(tiny):
     loop.close()
 
 
-def test_actions_are_judged_as_the_environment_takes_them(tiny):
+def test_the_discriminator_sees_actions_as_the_environment_takes_them(tiny):
     loop = a_loop(tiny("gail", env_id="Pendulum-v1", initial_log_std=2.0))
     loop.collect()
     _, actions = loop.flat_rollout()
@@ -89,7 +89,7 @@ def test_actions_are_judged_as_the_environment_takes_them(tiny):
     loop.close()
 
 
-def test_the_discriminator_sees_observations_as_they_are(tiny):
+def test_the_discriminator_sees_observations_before_normalisation(tiny):
     loop = a_loop(tiny("gail", normalize_observations=True), env=lambda: Counter(limit=8))
     loop.collect()
     obs, _ = loop.flat_rollout()
@@ -98,7 +98,7 @@ def test_the_discriminator_sees_observations_as_they_are(tiny):
     loop.close()
 
 
-def test_a_judge_that_says_the_same_of_everything_pays_the_same_for_everything(tiny):
+def test_a_constant_discriminator_gives_every_step_the_same_reward(tiny):
     loop = a_loop(tiny("gail", normalize_rewards=True))
     with torch.no_grad():
         for parameter in loop.agent.discriminator.body[-1].parameters():
@@ -120,7 +120,7 @@ def expert_file(folder, episodes=4, length=5):
     return str(path)
 
 
-def test_only_the_first_episodes_of_a_file_if_so_asked(tiny, tmp_path):
+def test_expert_episodes_keeps_the_first_episodes_of_a_file(tiny, tmp_path):
     given = {"expert_dataset_kind": "npz", "expert_dataset_path": expert_file(tmp_path), "expert_episodes": 3}
     loop = a_loop(tiny("gail", **given), env=lambda: Counter(limit=5, terminate=True))
     assert len(loop.expert) == 15 and loop._run.references["expert_return"] == 5
@@ -179,7 +179,7 @@ def test_a_warm_start_outlives_the_first_look_at_observations(tiny, tmp_path):
     assert [agent.predict([float(t)]) for t in range(6)] == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_random_expert_is_said_to_be_none(tiny, capsys):
+def test_a_random_expert_is_announced_as_no_expert(tiny, capsys):
     spec.train(tiny("gail", progress="lines", total_timesteps=32))
     assert "there is no expert" in capsys.readouterr().err
 

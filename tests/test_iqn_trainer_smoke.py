@@ -6,7 +6,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 
 
-def test_a_loaded_agent_judges_by_midpoints_and_explores_by_samples(tiny):
+def test_a_loaded_agent_values_actions_at_midpoints_and_explores_at_random_fractions(tiny):
     spec, config = get_algorithm_spec("iqn"), tiny("iqn")
     state = load_checkpoint(spec.train(config).checkpoint_path)
     agent = spec.load_fn(config, state, "cpu")

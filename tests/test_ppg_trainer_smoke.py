@@ -1,4 +1,4 @@
-"""What PPG's trainer adds: rollouts are remembered, and learned from together."""
+"""PPG's trainer: rollouts are kept, and the auxiliary phase learns from them together."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_more_rollouts_than_a_phase_has_are_refused(tiny):
         get_algorithm_spec("ppg").options(tiny("ppg", aux_frequency=2, aux_buffer_rollouts=3))
 
 
-def test_only_the_last_rollouts_are_kept_if_so_asked():
+def test_aux_buffer_rollouts_keeps_only_the_last_rollouts():
     memory = AuxiliaryBuffer(2, 3, (1,), np.float32)
     for k in range(5):
         memory.add(np.full((3, 1, 1), k, np.float32), np.full((3, 1), k, np.float32))

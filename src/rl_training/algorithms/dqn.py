@@ -1,6 +1,6 @@
 """Deep Q-learning (Mnih et al., 2013, 2015), optionally double (van Hasselt et al., 2016).
 
-The loss is Huber's, the paper's clipped error. Where the paper counts frames between target copies, we count updates.
+The loss is Huber's, whose gradient is the paper's clipped error; Adam takes the place of RMSProp.
 """
 
 from __future__ import annotations
