@@ -37,7 +37,7 @@ def test_the_target_is_the_target_networks_best_value():
     assert metrics["target_mean"] == pytest.approx(1 + 0.9 * 3)
 
 
-def test_double_q_chooses_online_and_judges_by_the_target():
+def test_double_q_chooses_by_the_online_and_evaluates_by_the_target_network():
     agent = make(online=[[0, 0], [5, 1]], target=[[0, 0], [2, 3]], double_q=True)
     metrics = agent.update(transition(), global_step=0).metrics
     assert metrics["target_mean"] == pytest.approx(1 + 0.9 * 2)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.algorithms import fqf
 from rl_training.algorithms.fqf import FQF, fraction_gradient
+from rl_training.algorithms.qr_dqn import quantile_loss
 from rl_training.models import MLPFQFNetwork
 from rl_training.models.mlp_fqf_network import fractions_of
 
@@ -253,27 +255,26 @@ def test_acting_in_numpy_equals_the_network():
     with torch.no_grad():
         agent.q_network.fraction_head.bias += torch.tensor([1.0, -1.0, 0.5, -0.5])
     obs = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
-    assert agent._value_of.in_numpy
+    assert agent._values._forward.in_numpy
     with torch.no_grad():
         expected = agent.q_network.values(torch.from_numpy(obs)).numpy()
-    assert agent._values(obs, True, None) == pytest.approx(expected, abs=1e-5)
+    assert agent._values.on_arrays(obs, None) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(("everywhere", "count"), [(True, 7), (False, 4)])
-def test_quantiles_are_trained_at_the_middles_and_if_asked_at_the_fractions(everywhere, count):
-    agent, asked = make(train_at_fractions=everywhere), []
-    original = agent._regress
+def test_quantiles_are_trained_at_the_midpoints_and_with_the_option_at_the_fractions(everywhere, count, monkeypatch):
+    agent, trained = make(train_at_fractions=everywhere), []
 
-    def watched(batch, predicted, next_obs):
-        asked.append(predicted)
-        return original(batch, predicted, next_obs)
+    def watched(batch, predicted, *rest, **options):
+        trained.append(predicted)
+        return quantile_loss(batch, predicted, *rest, **options)
 
-    agent._regress = watched
+    monkeypatch.setattr(fqf, "quantile_loss", watched)
     agent.update(batch(), global_step=0)
-    assert asked[0].quantiles.shape == asked[0].taus.shape == (6, count)
-    assert not asked[0].taus.requires_grad
+    assert trained[0].values.shape == trained[0].taus.shape == (6, count)
+    assert not trained[0].taus.requires_grad
     fractions = agent.target_network.propose(agent.target_network.encode(batch()["obs"]))  # as before the update
-    assert torch.allclose(asked[0].taus[:, :4], fractions.tau_hats)
+    assert torch.allclose(trained[0].taus[:, :4], fractions.tau_hats)
 
 
 def test_fractions_of_an_exponential_reward_come_near_their_best():

@@ -1,14 +1,14 @@
-"""What GAIL's trainer adds: expert data, the discriminator's turn, its pay, and nothing of the environment's."""
+"""GAIL's trainer: expert data, the discriminator's updates and rewards, and nothing of the environment's rewards."""
 
 import numpy as np
 import pytest
 import torch
 
 from rl_training import GAIL, TrainConfig
-from rl_training.artifacts.collection import collect_from_checkpoint
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.experience import collect_from_checkpoint
 from rl_training.runtime.gail_trainer import GAILLoop
 from rl_training.runtime.run import Run
 from toys import Broken, Counter, Pictures
@@ -26,33 +26,33 @@ def a_loop(config, env=None):
     return spec.loop(run, spec.build(options, plan), options)
 
 
-def test_an_environment_that_pays_nothing_but_nan_is_learned_in_all_the_same(tiny):
+def test_nan_rewards_of_the_environment_are_never_read(tiny):
     result = spec.train(tiny("gail", normalize_rewards=True), env=lambda: Broken("nan reward", at=1))
     assert np.isfinite(result.metrics["loss"]) and np.isfinite(result.metrics["imitation_reward"])
 
 
-def test_the_discriminator_learns_before_it_pays(tiny, monkeypatch):
+def test_the_discriminator_learns_before_it_rewards_the_rollout(tiny, monkeypatch):
     order = []
-    for name in ("train_discriminator", "pay"):
+    for name in ("train_discriminator", "reward_rollout"):
         plain = getattr(GAILLoop, name)
         monkeypatch.setattr(
             GAILLoop, name, lambda self, *a, plain=plain, name=name: (order.append(name), plain(self, *a))[1]
         )
     spec.train(tiny("gail", total_timesteps=64))
-    assert order == ["train_discriminator", "pay"] * 2
+    assert order == ["train_discriminator", "reward_rollout"] * 2
 
 
-def test_what_the_policy_is_paid_is_the_discriminators_reward(tiny):
+def test_the_rewards_of_a_rollout_are_the_discriminators(tiny):
     loop = a_loop(tiny("gail", normalize_rewards=False))
     loop.collect()
-    obs, actions = loop._flat()
-    loop.pay(obs, actions)
+    obs, actions = loop.flat_rollout()
+    loop.reward_rollout(obs, actions)
     expected = loop.agent.discriminator_reward(obs, actions).numpy()
     np.testing.assert_allclose(loop._rollout.rewards.reshape(-1), expected, rtol=1e-6)
     loop.close()
 
 
-def test_with_absorbing_states_a_constant_judge_pays_the_same_for_any_length(tiny):
+def test_with_absorbing_states_a_constant_discriminator_gives_episodes_of_any_length_the_same_return(tiny):
     """Every step is worth ln 2; an episode that has ended goes on being worth it."""
     gamma = 0.9
     config = tiny("gail", absorbing=True, normalize_rewards=False, gamma=gamma, num_steps=60)
@@ -62,47 +62,49 @@ def test_with_absorbing_states_a_constant_judge_pays_the_same_for_any_length(tin
             for parameter in loop.agent.discriminator.body[-1].parameters():
                 parameter.zero_()
         loop.collect()
-        loop.pay(*loop._flat())
+        loop.reward_rollout(*loop.flat_rollout())
         discounted = sum(gamma**t * r for t, r in enumerate(loop._rollout.rewards[:limit, 0]))
         assert discounted == pytest.approx(np.log(2) / (1 - gamma), rel=1e-5)
         loop.close()
 
 
-def test_the_time_after_episodes_is_shown_in_proportion(tiny):
+def test_absorbing_states_are_sampled_in_proportion_to_their_number(tiny):
     """Episodes of 5 of 20 steps: three quarters of what an expert does is having arrived."""
     config = tiny("gail", absorbing=True, num_steps=60, env_kwargs={"max_episode_steps": 20}, expert_dataset_size=100)
     loop = a_loop(config, env=lambda: Counter(limit=5, terminate=True))
     loop.collect()
-    assert loop._after.sum() == 12 * 15 and loop._expert_after == 20 * 15
-    assert loop._absorbed(20_000, loop._after.sum(), 60).mean().item() == pytest.approx(0.75, abs=0.02)
+    absorbing = loop._absorbing
+    assert absorbing.after_step.sum() == 12 * 15 and absorbing.after_expert == 20 * 15
+    for mask in (absorbing.policy_mask, absorbing.expert_mask):
+        assert mask(20_000, np.random.default_rng(0)).mean().item() == pytest.approx(0.75, abs=0.02)
     assert loop.lengths == [0]
     loop.close()
 
 
-def test_actions_are_judged_as_the_environment_takes_them(tiny):
+def test_the_discriminator_sees_actions_as_the_environment_takes_them(tiny):
     loop = a_loop(tiny("gail", env_id="Pendulum-v1", initial_log_std=2.0))
     loop.collect()
-    _, actions = loop._flat()
+    _, actions = loop.flat_rollout()
     assert np.abs(loop._rollout.actions).max() > 1 and actions.abs().max() == 1
     loop.close()
 
 
-def test_the_discriminator_sees_observations_as_they_are(tiny):
+def test_the_discriminator_sees_observations_before_normalisation(tiny):
     loop = a_loop(tiny("gail", normalize_observations=True), env=lambda: Counter(limit=8))
     loop.collect()
-    obs, _ = loop._flat()
+    obs, _ = loop.flat_rollout()
     assert obs[:, 0].tolist() == [t % 8 for t in range(32)]
     assert loop._rollout.obs.max() < 4  # what the policy learns from is scaled
     loop.close()
 
 
-def test_a_judge_that_says_the_same_of_everything_pays_the_same_for_everything(tiny):
+def test_a_constant_discriminator_gives_every_step_the_same_reward(tiny):
     loop = a_loop(tiny("gail", normalize_rewards=True))
     with torch.no_grad():
         for parameter in loop.agent.discriminator.body[-1].parameters():
             parameter.zero_()
     loop.collect()
-    loop.pay(*loop._flat())
+    loop.reward_rollout(*loop.flat_rollout())
     assert np.ptp(loop._rollout.rewards) == 0 and 0 < loop._rollout.rewards[0, 0] < 10
     loop.close()
 
@@ -118,7 +120,7 @@ def expert_file(folder, episodes=4, length=5):
     return str(path)
 
 
-def test_only_the_first_episodes_of_a_file_if_so_asked(tiny, tmp_path):
+def test_expert_episodes_keeps_the_first_episodes_of_a_file(tiny, tmp_path):
     given = {"expert_dataset_kind": "npz", "expert_dataset_path": expert_file(tmp_path), "expert_episodes": 3}
     loop = a_loop(tiny("gail", **given), env=lambda: Counter(limit=5, terminate=True))
     assert len(loop.expert) == 15 and loop._run.references["expert_return"] == 5
@@ -177,7 +179,7 @@ def test_a_warm_start_outlives_the_first_look_at_observations(tiny, tmp_path):
     assert [agent.predict([float(t)]) for t in range(6)] == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_random_expert_is_said_to_be_none(tiny, capsys):
+def test_a_random_expert_is_announced_as_no_expert(tiny, capsys):
     spec.train(tiny("gail", progress="lines", total_timesteps=32))
     assert "there is no expert" in capsys.readouterr().err
 

@@ -35,13 +35,13 @@ def test_rewards_at_zero_rise_with_the_logit_and_stay_finite(kind, at_zero):
     assert (values[1:4].diff() > 0).all()
 
 
-def test_the_sign_of_each_reward_is_what_makes_it_pay_for_surviving_or_for_ending():
+def test_softplus_rewards_are_positive_and_logsigmoid_rewards_negative():
     logits = torch.linspace(-5, 5, 11)
     assert (imitation_reward(logits, "softplus") > 0).all() and (imitation_reward(logits, "logsigmoid") < 0).all()
     assert imitation_reward(logits, "logit").sum().item() == pytest.approx(0, abs=1e-5)
 
 
-def test_two_that_cannot_be_told_apart_cost_two_log_two():
+def test_the_loss_of_indistinguishable_rows_is_two_log_two():
     terms = gail_discriminator_loss(torch.zeros(4), torch.zeros(4))
     assert terms["gail_discriminator_loss"].item() == pytest.approx(2 * math.log(2))
 
@@ -59,7 +59,7 @@ def test_the_best_discriminator_gives_the_log_ratio_of_the_two():
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_penalty": 1.0}, {"label_smoothing": 0.1}])
-def test_the_expert_is_told_by_a_positive_logit_and_paid_more(options):
+def test_the_experts_logits_become_positive_and_its_rewards_larger(options):
     agent = learner(**options)
     for k in range(60):
         metrics = agent.update_discriminator(rows(64, -1, k), rows(64, 1, k + 1000), global_step=0).metrics
@@ -74,17 +74,17 @@ def test_batches_of_different_sizes_are_refused():
         learner().update_discriminator(rows(8), rows(4), global_step=0)
 
 
-def test_a_gradient_penalty_pulls_the_slope_to_one():
+def test_a_gradient_penalty_pulls_the_gradient_norm_to_one():
     free, held = learner(), learner(gradient_penalty=10.0)
     for agent in (free, held):
         for k in range(150):
             agent.update_discriminator(rows(64, -2, k), rows(64, 2, k + 1000), global_step=0)
-    slopes = []
+    gradients = []
     for agent in (free, held):
         inputs = agent.discriminator.inputs(*rows(64, 0, 3).values()).detach().requires_grad_()
-        (slope,) = torch.autograd.grad(agent.discriminator.judge(inputs).sum(), inputs)
-        slopes.append((slope.norm(dim=-1) - 1).abs().mean().item())
-    assert slopes[1] < 0.5 * slopes[0]
+        (gradient,) = torch.autograd.grad(agent.discriminator.logits(inputs).sum(), inputs)
+        gradients.append((gradient.norm(dim=-1) - 1).abs().mean().item())
+    assert gradients[1] < 0.5 * gradients[0]
 
 
 def test_choices_become_one_hot():

@@ -101,12 +101,12 @@ def test_metrics_and_td_errors():
 def test_acting_samples_fractions_and_deterministic_acting_does_not():
     agent = make()
     obs = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    one, two = (agent._values(obs, False, np.random.default_rng(seed)) for seed in (1, 2))
+    one, two = (agent._values.on_arrays(obs, np.random.default_rng(seed)) for seed in (1, 2))
     assert not np.array_equal(one, two)
-    assert np.array_equal(agent._values(obs, True, None), agent._values(obs, True, None))
+    assert np.array_equal(agent._values.on_arrays(obs, None), agent._values.on_arrays(obs, None))
     with torch.no_grad():
         expected = agent.q_network(torch.from_numpy(obs), num_quantiles=32, random_taus=False)[0].mean(-1)
-    assert agent._values(obs, True, None) == pytest.approx(expected.numpy(), abs=1e-6)
+    assert agent._values.on_arrays(obs, None) == pytest.approx(expected.numpy(), abs=1e-6)
 
 
 def test_it_learns_the_quantiles_of_an_exponential_reward():

@@ -1,4 +1,4 @@
-"""What PPG's trainer adds: rollouts are remembered, and learned from together."""
+"""PPG's trainer: rollouts are kept, and the auxiliary phase learns from them together."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from rl_training import Callback
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.ppg_trainer import PPGLoop, Remembered
+from rl_training.runtime.ppg_trainer import AuxiliaryBuffer, PPGLoop
 from toys import Pictures
 
 
@@ -79,12 +79,12 @@ def test_more_rollouts_than_a_phase_has_are_refused(tiny):
         get_algorithm_spec("ppg").options(tiny("ppg", aux_frequency=2, aux_buffer_rollouts=3))
 
 
-def test_only_the_last_rollouts_are_kept_if_so_asked():
-    memory = Remembered(2, 3, (1,), np.float32)
+def test_aux_buffer_rollouts_keeps_only_the_last_rollouts():
+    memory = AuxiliaryBuffer(2, 3, (1,), np.float32)
     for k in range(5):
         memory.add(np.full((3, 1, 1), k, np.float32), np.full((3, 1), k, np.float32))
     assert len(memory) == 6 and set(memory.returns.tolist()) == {3.0, 4.0}
-    again = Remembered(2, 3, (1,), np.float32)
+    again = AuxiliaryBuffer(2, 3, (1,), np.float32)
     again.load_state_dict(memory.state_dict())
     assert again.count == 5 and np.array_equal(again.returns, memory.returns)
 

@@ -100,7 +100,7 @@ def test_the_best_action_by_mean_gives_the_target_quantiles():
     assert metrics["target_mean"] == pytest.approx(1 + 0.9 * 4)
 
 
-def test_double_chooses_online_and_judges_by_the_target():
+def test_double_q_chooses_by_the_online_and_evaluates_by_the_target_network():
     metrics = make(ONLINE, TARGET, double_q=True).update(transition(), global_step=0).metrics
     assert metrics["target_mean"] == pytest.approx(1 + 0.9 * 3)
 

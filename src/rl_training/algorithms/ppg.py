@@ -1,5 +1,6 @@
-"""Phasic Policy Gradient (Cobbe et al., 2020): PPO whose value is kept out of the policy's features, and an auxiliary phase, every
-so many rollouts, that distils the value into them while the policy is held where it is.
+"""Phasic Policy Gradient (Cobbe et al., 2020): PPO whose value loss does not shape the policy's features, and an
+auxiliary phase, every so many rollouts, that distils the value into them while a divergence keeps the policy where it
+is.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 
 from rl_training.algorithms.base import Tensors, UpdateResult
-from rl_training.algorithms.ppo import EPS, PPO, ppo_loss
+from rl_training.algorithms.ppo import PPO, ppo_loss
 from rl_training.base.metrics import both
 from rl_training.models.heads import Categorical, Head
 from rl_training.models.mlp_ppg import MLPPPGModel
-from rl_training.optim.flat import FlatAdam, FlatOptimizer, descend
+from rl_training.optim.flat import FlatAdam, descend
 
-ppg_loss = ppo_loss  # the policy phase's: the difference is in what the network lets through
+__all__ = ["PPG", "ppg_auxiliary_loss", "ppg_loss"]
+
+ppg_loss = ppo_loss  # of the policy phase: what differs is which gradients the network lets through
 
 
 def ppg_auxiliary_loss(
@@ -27,7 +30,7 @@ def ppg_auxiliary_loss(
     value_clone_coef: float,
     head: Head | None = None,
 ) -> Tensors:
-    """Regression of the auxiliary and of the true value, and KL(teacher || student).
+    """Regression of the auxiliary and of the true value on returns, and KL(teacher || student).
 
     ``policy_logits`` and ``teacher_logits`` (B, size) are outputs for ``head`` (None: a Categorical); ``values``,
     ``auxiliary_values`` and ``returns`` are (B,).
@@ -55,31 +58,25 @@ class PPG(PPO):
         self,
         *,
         model: Any,
-        learning_rate: float,
         aux_learning_rate: float,
         aux_value_coef: float,
         behavior_clone_coef: float,
         value_clone_coef: float,
-        max_grad_norm: float | None = 0.5,
         **options: Any,
     ) -> None:
         """``options``: PPO's."""
-        self.aux_optimizer = FlatAdam(model.parameters(), lr=aux_learning_rate, eps=EPS, max_grad_norm=max_grad_norm)
-        super().__init__(policy=model, learning_rate=learning_rate, max_grad_norm=max_grad_norm, **options)
+        super().__init__(policy=model, **options)
+        # Both optimizers step the same weights; the auxiliary head has no gradient in the policy phase.
+        shared = self.optimizer
+        self.aux_optimizer = FlatAdam(
+            shared.params, lr=aux_learning_rate, eps=shared.eps, max_grad_norm=shared.max_grad_norm, sharing=shared
+        )
         self._coefs = {
             "aux_value_coef": aux_value_coef,
             "behavior_clone_coef": behavior_clone_coef,
             "value_clone_coef": value_clone_coef,
         }
         self.policy_updates = self.auxiliary_updates = 0
-
-    def _optimizer(self, learning_rate: float, max_grad_norm: float | None) -> FlatAdam:
-        """Of the same weights; the auxiliary head has no part in the policy phase's loss, so it stays."""
-        shared = self.aux_optimizer
-        return FlatAdam(shared.params, lr=learning_rate, eps=EPS, max_grad_norm=max_grad_norm, sharing=shared)
-
-    def optimizers(self) -> list[FlatOptimizer]:
-        return [self.optimizer, self.aux_optimizer]  # the policy's first: its rate is the one reported
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
         """One minibatch of the policy phase."""
@@ -88,7 +85,7 @@ class PPG(PPO):
         return UpdateResult(both(result.metrics, {"policy_updates": float(self.policy_updates)}), 1)
 
     def auxiliary_update(self, batch: Tensors, *, teacher_model: Any = None, global_step: int) -> UpdateResult:
-        """One minibatch of the auxiliary phase: ``obs``, ``returns``, and ``teacher_logits`` (or a teacher to ask)."""
+        """One minibatch of the auxiliary phase: ``obs``, ``returns``, and ``teacher_logits`` (or a teacher model)."""
         if "teacher_logits" not in batch:
             if teacher_model is None:
                 raise ValueError("the auxiliary phase needs teacher_logits or a teacher_model")
@@ -98,7 +95,7 @@ class PPG(PPO):
         return UpdateResult(both(metrics, {"auxiliary_updates": float(self.auxiliary_updates)}), 1)
 
     def _learn_auxiliary(self, batch: Tensors) -> Tensors:
-        logits, values, auxiliary = self.model.everything(batch["obs"])
+        logits, values, auxiliary = self.model.all_outputs(batch["obs"])
         now = {"policy_logits": logits, "values": values, "auxiliary_values": auxiliary}
         terms = ppg_auxiliary_loss({**batch, **now}, **self._coefs, head=getattr(self.model, "head", None))
         descend((self.aux_optimizer, terms["auxiliary_loss"]))
@@ -106,9 +103,11 @@ class PPG(PPO):
 
     @torch.no_grad()
     def teacher_logits(self, obs: torch.Tensor, teacher_model: Any = None) -> torch.Tensor:
-        """The policy's outputs for observations (as ``act`` saw them), to be held to in the auxiliary phase."""
-        return (self.model if teacher_model is None else teacher_model).policy_logits(obs)
+        """The policy's outputs for observations (as ``act`` saw them), from which the auxiliary phase may not stray."""
+        logits: torch.Tensor = (self.model if teacher_model is None else teacher_model).policy_logits(obs)
+        return logits
 
     def snapshot_teacher_model(self) -> MLPPPGModel:
         """A frozen copy of the network as it is now."""
-        return copy.deepcopy(self.model).requires_grad_(False).eval()
+        teacher: MLPPPGModel = copy.deepcopy(self.model).requires_grad_(False).eval()
+        return teacher

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+__all__ = ["explained_variance", "gae"]
+
 
 def gae(
     *,
@@ -18,14 +20,15 @@ def gae(
 ) -> np.ndarray:
     """Generalised advantage estimates (Schulman et al., 2016); arrays (T, N), ``last_values`` (N,).
 
-    A terminated step has no successor. A truncated one is cut, not finished: it bootstraps from ``final_values``, the value of
-    the episode's true last observation, and the sum over later steps stops there too.
+    A terminated step does not bootstrap. A truncated one bootstraps from ``final_values``, the value of the episode's
+    true last observation. The sum over later steps stops at both.
     """
     following = np.concatenate([values[1:], last_values[None]])
     successor = np.where(truncated > 0, final_values, following) * (1 - terminated)
     deltas = rewards + np.float32(gamma) * successor - values
     decay = np.float32(gamma * gae_lambda) * (1 - np.maximum(terminated, truncated))
-    advantages, running = deltas, np.zeros_like(last_values)
+    advantages: np.ndarray = deltas
+    running = np.zeros_like(last_values)
     for t in range(len(deltas) - 1, -1, -1):
         running *= decay[t]
         running += deltas[t]
@@ -34,6 +37,6 @@ def gae(
 
 
 def explained_variance(predicted: np.ndarray, observed: np.ndarray) -> float:
-    """1 is a perfect value function, 0 no better than a constant, below 0 worse."""
+    """1 - Var[returns - values] / Var[returns]: 1 for a perfect value function, 0 for a constant."""
     variance = float(np.var(observed))
     return float("nan") if variance == 0 else 1.0 - float(np.var(observed - predicted)) / variance

@@ -9,6 +9,8 @@ from torch import nn
 
 from rl_training.models.mlp import Linear, mlp
 
+__all__ = ["PixelScale", "convolutions", "encoder", "features", "observation_shape"]
+
 
 class PixelScale(nn.Module):
     """uint8 pixels to floats in [0, 1]."""
@@ -18,7 +20,7 @@ class PixelScale(nn.Module):
 
 
 def convolutions(obs_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """(C, H, W) uint8 -> flat features, and how many; the smallest side must be at least 36 pixels."""
+    """Convolutions of images (C, H, W), of at least 36 x 36 pixels, to flat features, and the number of features."""
     channels, height, width = obs_shape
     if min(height, width) < 36:
         raise ValueError(f"the convolutional network needs images of at least 36 x 36 pixels, got {height} x {width}")
@@ -34,7 +36,7 @@ def convolutions(obs_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
 
 
 def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Networks take ``obs_dim`` for vectors or ``obs_shape`` for anything."""
+    """The shape of observations from a network's arguments: ``obs_dim`` for vectors, ``obs_shape`` for anything."""
     if obs_shape is not None:
         return tuple(obs_shape)
     if obs_dim is None:
@@ -48,8 +50,8 @@ def encoder(
     activation: type[nn.Module] = nn.ReLU,
     linear: Callable[[int, int], nn.Module] = Linear,
 ) -> tuple[nn.Module, int, tuple[int, ...]]:
-    """What comes before the last hidden layer: the convolutions for images, the other hidden layers for vectors (one at
-    least); how many features it gives; and the widths that are left for the head."""
+    """The layers before the last hidden one: the convolutions for images, the other hidden layers (at least one) for
+    vectors; the number of features they give; and the widths that remain for the head."""
     if len(obs_shape) == 3:
         layers, width = convolutions(obs_shape)
         return layers, width, hidden_sizes[-1:] or (512,)
@@ -64,7 +66,7 @@ def features(
     activation: type[nn.Module] = nn.ReLU,
     linear: Callable[[int, int], nn.Module] = Linear,
 ) -> tuple[nn.Sequential, int]:
-    """A trunk for vectors (a perceptron) or images (the convolutions), and the number of features it gives."""
+    """All hidden layers (vectors: a perceptron; images: convolutions and one more), and their number of features."""
     if len(obs_shape) == 3:
         layers, width, hidden = encoder(obs_shape, hidden_sizes)
         return nn.Sequential(layers, linear(width, hidden[0]), nn.ReLU()), hidden[0]

@@ -1,10 +1,13 @@
 """Action distributions: sampled on the host in numpy while acting, differentiated in torch while learning.
 
-One class per action space. ``sample`` maps network outputs (N, size) to actions and their log-probabilities with noise from
-a given numpy stream; ``evaluate`` maps outputs (B, size) and stored actions to log-probability and entropy, each (B,), the
-entropy None where there is no closed form of it;
-``divergence`` maps two sets of outputs to KL(first || second), (B,); ``best`` maps outputs to what the action without chance is
-read off: the scores of choices, or a box's action itself; ``scores`` maps actions (B, ...) to outputs of ``best`` that tell them.
+One class per action space. Each maps the outputs of a network, (N, size) or (B, size):
+
+- ``sample``: to actions and their log-probabilities, with noise from a given numpy generator
+- ``evaluate``: with stored actions to log-probability and entropy, each (B,); None where the entropy has no closed form
+- ``divergence``: with other outputs to KL(first || second), (B,)
+- ``best``: to the scores of choices, whose largest is the deterministic action, or to the action of a box itself
+
+``scores`` is the inverse of the last: actions (B, ...) to scores that have them as the deterministic action.
 """
 
 from __future__ import annotations
@@ -15,6 +18,27 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+__all__ = [
+    "HIGHEST",
+    "INSIDE",
+    "LOG_2",
+    "LOWEST",
+    "MAX_STD",
+    "MIN_STD",
+    "Bernoulli",
+    "BoundedNormal",
+    "BoxHead",
+    "Categorical",
+    "ChoiceHead",
+    "ClonedHead",
+    "DiagonalGaussian",
+    "Head",
+    "MultiCategorical",
+    "Point",
+    "SquashedGaussian",
+    "squash",
+]
+
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2.0)
 LOWEST, HIGHEST = -20.0, 2.0  # log-deviations of a squashed Gaussian
@@ -23,16 +47,17 @@ MIN_STD, MAX_STD, STD_SHIFT = (
     1.0,
     2.0,
 )  # of a bounded normal; an output of zero gives sigmoid(2) of the range, 0.89
-INSIDE = 1 - 1e-6  # as far out as an action is taken to have been squashed
+INSIDE = 1 - 1e-6  # bound of the actions whose inverse tanh is taken
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    logp: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return logp
 
 
 class ChoiceHead:
-    """What distributions over choices share."""
+    """Base of distributions over choices, whose outputs are their scores."""
 
     def best(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs
@@ -87,7 +112,7 @@ class MultiCategorical(ChoiceHead):
         return np.stack([a for a, _ in drawn], -1), np.sum([logp for _, logp in drawn], axis=0)
 
     def evaluate(self, logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        pieces = zip(self.parts, logits.split(self.sizes, -1), actions.unbind(-1))
+        pieces = zip(self.parts, torch.split(logits, self.sizes, -1), actions.unbind(-1))
         logps, entropies = zip(*(part.evaluate(piece, action) for part, piece, action in pieces))
         return torch.stack(logps).sum(0), torch.stack(entropies).sum(0)
 
@@ -95,7 +120,7 @@ class MultiCategorical(ChoiceHead):
         return torch.cat([part.scores(action) for part, action in zip(self.parts, actions.unbind(-1))], -1)
 
     def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        pieces = zip(self.parts, p.split(self.sizes, -1), q.split(self.sizes, -1))
+        pieces = zip(self.parts, torch.split(p, self.sizes, -1), torch.split(q, self.sizes, -1))
         return torch.stack([part.divergence(a, b) for part, a, b in pieces]).sum(0)
 
 
@@ -128,7 +153,7 @@ class Bernoulli(ChoiceHead):
 
 
 class BoxHead:
-    """What distributions over boxes share; ``PER_DIMENSION`` outputs for each dimension of an action."""
+    """Base of distributions over boxes, with ``PER_DIMENSION`` outputs for each dimension of an action."""
 
     PER_DIMENSION = 2
 
@@ -161,12 +186,12 @@ class DiagonalGaussian(BoxHead):
         return mean + np.exp(log_std) * noise, -(0.5 * noise * noise + log_std + np.float32(HALF_LOG_2PI)).sum(-1)
 
     def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, log_std = outputs.split(self.dim, -1)
+        mean, log_std = torch.split(outputs, self.dim, -1)
         z = (actions - mean) * (-log_std).exp()
         return -(0.5 * z * z + log_std + HALF_LOG_2PI).sum(-1), (log_std + 0.5 + HALF_LOG_2PI).sum(-1)
 
     def divergence(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        (p_mean, p_log_std), (q_mean, q_log_std) = p.split(self.dim, -1), q.split(self.dim, -1)
+        (p_mean, p_log_std), (q_mean, q_log_std) = torch.split(p, self.dim, -1), torch.split(q, self.dim, -1)
         scaled = ((2 * p_log_std).exp() + (p_mean - q_mean).square()) * (-2 * q_log_std).exp()
         return (q_log_std - p_log_std + 0.5 * scaled - 0.5).sum(-1)
 
@@ -184,9 +209,9 @@ class SquashedGaussian(BoxHead):
         return np.tanh(u), -(0.5 * noise * noise + log_std + np.float32(HALF_LOG_2PI) + correction).sum(-1)
 
     def evaluate(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Actions at the very bounds have no density: they count as just inside. The entropy of a squashed Gaussian has no closed
-        form, and that of the Gaussian before the squash says nothing of it: it rises with the deviation, where this one falls."""
-        mean, log_std = outputs.split(self.dim, -1)
+        """Actions at the bounds have no density: they count as just inside. The entropy of a squashed Gaussian has no
+        closed form; that of the Gaussian before squashing is no substitute, since it rises where this one falls."""
+        mean, log_std = torch.split(outputs, self.dim, -1)
         log_std = log_std.clamp(LOWEST, HIGHEST)
         u = actions.clamp(-INSIDE, INSIDE).atanh()
         _, logp = squash(mean, log_std, (u - mean) * (-log_std).exp())
@@ -194,11 +219,13 @@ class SquashedGaussian(BoxHead):
 
 
 class BoundedNormal(BoxHead):
-    """The normal distribution of DreamerV3's actor (Hafner et al., 2023); outputs are (mean, deviation) side by side, both raw.
+    """The normal distribution of DreamerV3's actor (Hafner et al., 2023); outputs are (mean, deviation) side by side,
+    both raw.
 
-    The mean is a tanh, in (-1, 1), and the deviation is between ``MIN_STD`` and ``MAX_STD``. Samples are not squashed: they can lie
-    outside of [-1, 1], where the environment and the world model take the nearest bound. Their log-probability is that of the sample
-    as it was drawn, so it and the entropy are the normal distribution's own, in closed form.
+    The mean is a tanh, in (-1, 1), and the deviation is between ``MIN_STD`` and ``MAX_STD``. Samples are not squashed:
+    they can lie outside of [-1, 1], where the environment and the world model take the nearest bound. Their
+    log-probability is that of the sample as it was drawn, so it and the entropy are the normal distribution's own, in
+    closed form.
     """
 
     def sample(
@@ -212,7 +239,7 @@ class BoundedNormal(BoxHead):
 
     def distribution(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation, each (..., A)."""
-        mean, std = outputs.split(self.dim, -1)
+        mean, std = torch.split(outputs, self.dim, -1)
         return mean.tanh(), MIN_STD + (MAX_STD - MIN_STD) * (std + STD_SHIFT).sigmoid()
 
     def draw(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -227,7 +254,7 @@ class BoundedNormal(BoxHead):
 
 
 class Point(BoxHead):
-    """One action without chance, tanh of the outputs; in place of a log-probability, minus the mean squared error."""
+    """One deterministic action, tanh of the outputs; in place of a log-probability, minus the mean squared error."""
 
     PER_DIMENSION = 1
 

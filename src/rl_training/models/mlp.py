@@ -13,13 +13,24 @@ from torch.nn import functional as F
 
 from rl_training.models.overrides import ordinary
 
+__all__ = [
+    "EnsembleLayerNorm",
+    "EnsembleLinear",
+    "EnsembleMLP",
+    "Linear",
+    "ensemble_mlp",
+    "mlp",
+    "orthogonal_",
+    "xavier_",
+]
+
 FEW = 4  # outputs up to which sums beat a matrix product
-BLOCK = 800  # rows that pass through a network together where nothing is learned
+BLOCK = 800  # rows that pass through a network together in inference
 
 
 class Linear(nn.Linear):
-    """A linear layer that a compiler can join with its neighbours: the bias is added with the activation (in a product that
-    adds, it has to be copied to every row first), and a handful of outputs is no matrix product at all."""
+    """A linear layer that a compiler can fuse with its neighbours: the bias is added with the activation (a fused
+    product would first copy it to every row), and a handful of outputs are sums rather than a matrix product."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
@@ -28,7 +39,9 @@ class Linear(nn.Linear):
             return (x[..., None, :] * self.weight).sum(-1) + self.bias
         if x.ndim > 2:
             return x @ self.weight.t() + self.bias
-        return (x[None] @ self.weight.t() + self.bias).squeeze(0)  # of two dimensions, it would be joined again
+        return (x[None] @ self.weight.t() + self.bias).squeeze(
+            0
+        )  # with two dimensions, the compiler would fuse product and bias again
 
 
 class EnsembleLinear(nn.Module):
@@ -41,14 +54,14 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
-        weight, bias = _of(self, members)
+        weight, bias = _weight_and_bias(self, members)
         if x.ndim == 2:
             x = x.expand(len(weight), *x.shape)
         return torch.baddbmm(bias, x, weight)
 
 
 class EnsembleLayerNorm(nn.Module):
-    """Layer normalisation (Ba et al., 2016) with a gain and a bias of its own for every member: (E, B, W) -> (E, B, W)."""
+    """Layer normalisation (Ba et al., 2016) with a gain and a bias for every member: (E, B, W) -> (E, B, W)."""
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
@@ -56,17 +69,19 @@ class EnsembleLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, width))
 
     def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
-        weight, bias = _of(self, members)
+        weight, bias = _weight_and_bias(self, members)
         return F.layer_norm(x, x.shape[-1:]) * weight + bias
 
 
-def _of(layer: EnsembleLinear | EnsembleLayerNorm, members: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's weight and bias, of the named members alone if there are such."""
+def _weight_and_bias(
+    layer: EnsembleLinear | EnsembleLayerNorm, members: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's weight and bias: of all members, or of those whose indices are given."""
     return (layer.weight, layer.bias) if members is None else (layer.weight[members], layer.bias[members])
 
 
 class EnsembleMLP(nn.Sequential):
-    """E independent perceptrons: (B, in) or (E, B, in) -> (E, B, out); of ``members`` (M,) alone, M instead of E."""
+    """E independent perceptrons: (B, in) or (E, B, in) -> (E, B, out), or (M, B, out) for those in ``members`` (M,)."""
 
     def forward(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
         for layer in self:
@@ -75,8 +90,8 @@ class EnsembleMLP(nn.Sequential):
 
     @torch.no_grad()
     def infer(self, x: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
-        """``forward`` for many rows (E, B, in), without a gradient. On a CPU, blocks of rows pass through one member at a time
-        and are activated in place, so that they stay in the cache."""
+        """``forward`` for many rows (E, B, in), without a gradient. On a CPU, blocks of rows pass through one member at
+        a time and are activated in place, so that they stay in the cache."""
         layers: list[Any] = list(self)
         linear, between = layers[::2], layers[1::2]
         plain = (
@@ -86,13 +101,14 @@ class EnsembleMLP(nn.Sequential):
             and all(ordinary(layer, nn.SiLU) for layer in between)
         )
         if x.device.type != "cpu" or not plain:
-            return self(x, members)
-        who = range(len(linear[0].weight)) if members is None else members.tolist()
-        result = x.new_empty(len(who), x.shape[-2], linear[-1].weight.shape[-1])
-        for k, member in enumerate(who):
+            outputs: torch.Tensor = self(x, members)
+            return outputs
+        indices = range(len(linear[0].weight)) if members is None else members.tolist()
+        result = x.new_empty(len(indices), x.shape[-2], linear[-1].weight.shape[-1])
+        for k, member in enumerate(indices):
             rows = x if x.ndim == 2 else x[k]
             weights = [(layer.bias[member], layer.weight[member]) for layer in linear]
-            for block, out in zip(rows.split(BLOCK), result[k].split(BLOCK)):
+            for block, out in zip(torch.split(rows, BLOCK), torch.split(result[k], BLOCK)):
                 for bias, weight in weights[:-1]:
                     block = F.silu(torch.addmm(bias, block, weight), inplace=True)
                 torch.addmm(weights[-1][0], block, weights[-1][1], out=out)
@@ -106,7 +122,7 @@ def mlp(
     activate_last: bool = False,
     linear: Callable[[int, int], nn.Module] = Linear,
 ) -> nn.Sequential:
-    """Linear layers between the given sizes; the last one is followed by the activation only if asked."""
+    """Linear layers between the given sizes; the last one is followed by the activation only with ``activate_last``."""
     return nn.Sequential(*_stack(sizes, linear, activation, activate_last))
 
 

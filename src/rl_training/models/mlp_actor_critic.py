@@ -14,9 +14,11 @@ from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 
+__all__ = ["MLPActorCritic", "PolicyOutput", "Towers"]
+
 
 class PolicyOutput(NamedTuple):
-    """Each (B,), but for actions of several dimensions."""
+    """Actions, their log-probabilities, values and entropies: each (B,), but for actions of several dimensions."""
 
     actions: torch.Tensor
     logprobs: torch.Tensor
@@ -38,18 +40,13 @@ class Towers(nn.Module):
 class MLPActorCritic(nn.Module):
     """Policy and value from one pass.
 
-    With vectors, the policy and the value network do not share weights but have the same shape, so both towers run as one
-    batched product. Images share the convolutional trunk. ``head`` is the action distribution: Categorical over ``action_dim``
-    by default, a Gaussian with a state-independent deviation with ``continuous=True``.
+    For vectors, policy and value network do not share weights but have the same shape, so both towers run as one
+    batched product. For images, they share the convolutional trunk. ``head`` is the action distribution: Categorical
+    over ``action_dim`` by default, a Gaussian with a state-independent deviation with ``continuous=True``.
     """
 
-    REPLACED: ClassVar[tuple[str, ...]] = (
-        "forward",
-        "features",
-        "outputs",
-        "act",
-        "evaluate_actions",
-    )  # by numpy, in acting
+    # replaced by numpy in acting
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "features", "outputs", "act", "evaluate_actions")
 
     def __init__(
         self,
@@ -64,8 +61,8 @@ class MLPActorCritic(nn.Module):
         towers: int | None = None,
         head_sizes: tuple[int, ...] = (),
     ) -> None:
-        """``towers``: 1 trunk for both, or 2 of them (null: 2 for vectors, 1 for images); ``head_sizes``: layers between the
-        features of images and the outputs."""
+        """``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
+        between the features of images and the outputs."""
         super().__init__()
         if head is None:
             if action_dim is None:
@@ -97,7 +94,7 @@ class MLPActorCritic(nn.Module):
         return nn.Sequential(*trunk, *mlp((number, *head_sizes), nn.ReLU, activate_last=True))
 
     def features(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the policy and the value are read off, each (B, W)."""
+        """The inputs of the policy head and of the value head, each (B, W)."""
         features = self.trunk(obs)
         return (features, features) if features.ndim == 2 else (features[0], features[1])
 
@@ -116,6 +113,7 @@ class MLPActorCritic(nn.Module):
         return HostFunction(self, _numpy_forward, _torch_forward)
 
     def act(self, obs: torch.Tensor, *, deterministic: bool = False) -> PolicyOutput:
+        """Sample actions, or take the most likely ones."""
         with torch.no_grad():
             outputs, _ = self(obs)
             rng = np.random.default_rng(int(torch.randint(2**62, ())))
@@ -123,18 +121,18 @@ class MLPActorCritic(nn.Module):
         return self.evaluate_actions(obs, torch.from_numpy(np.ascontiguousarray(actions)).to(obs.device))
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor) -> PolicyOutput:
+        """Log-probabilities of given actions, values and entropies, with gradient."""
         outputs, values = self(obs)
         logprobs, entropy = self.head.evaluate(outputs, actions)
         return PolicyOutput(actions, logprobs, values, entropy)
 
 
 def _torch_forward(model: MLPActorCritic, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return with_arrays(model, model, obs)
+    outputs, values = with_arrays(model, model, obs)
+    return outputs, values
 
 
-def _numpy_forward(
-    model: MLPActorCritic,
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
+def _numpy_forward(model: MLPActorCritic) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
     if overridden(model, "forward", "features", "outputs") or model.log_std is not model._parameters.get("log_std"):
         return None
     trunk, policy_head, value_head = map(numpy_layers, (model.trunk, model.policy_head, model.value_head))

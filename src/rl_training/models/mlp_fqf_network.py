@@ -11,18 +11,22 @@ from torch import nn
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import epsilon_greedy
 
+__all__ = ["FQFOutput", "Fractions", "MLPFQFNetwork", "fractions_of"]
+
 
 class Fractions(NamedTuple):
-    """0 = τ_0 < … < τ_N = 1 and what follows from them."""
+    """Fractions 0 = τ_0 < … < τ_N = 1, the probabilities between them and their midpoints."""
 
     probabilities: torch.Tensor  # (B, N), τ_{i+1} - τ_i
     taus: torch.Tensor  # (B, N + 1)
-    tau_hats: torch.Tensor  # (B, N), the middles
+    tau_hats: torch.Tensor  # (B, N), the midpoints
     entropies: torch.Tensor  # (B,), of the probabilities
 
 
 class FQFOutput(NamedTuple):
-    quantile_hats: torch.Tensor  # (B, A, N), at the middles
+    """Proposed fractions, and the quantiles at them."""
+
+    quantile_hats: torch.Tensor  # (B, A, N), at the midpoints
     taus: torch.Tensor  # (B, N + 1)
     tau_hats: torch.Tensor  # (B, N)
     quantiles_tau: torch.Tensor  # (B, A, N - 1), at the inner fractions
@@ -31,6 +35,7 @@ class FQFOutput(NamedTuple):
 
     @property
     def quantiles_hat(self) -> torch.Tensor:
+        """Another name of ``quantile_hats``."""
         return self.quantile_hats
 
 
@@ -49,17 +54,12 @@ def fractions_of(logits: torch.Tensor) -> Fractions:
 class MLPFQFNetwork(ImplicitQuantiles):
     """The implicit quantile network with a head that proposes ``num_quantiles`` fractions, nearly equal at first.
 
-    Learning and acting use ``encode``, ``propose``, ``quantiles`` and ``values``; ``forward`` is all of them at once, for others.
+    Learning and acting use ``encode``, ``propose``, ``quantiles`` and ``values``; ``forward`` gives all of their
+    results at once, for other uses.
     """
 
-    REPLACED: ClassVar[tuple[str, ...]] = (
-        "forward",
-        "encode",
-        "propose",
-        "quantiles",
-        "values",
-        "act",
-    )  # by numpy, in acting
+    # replaced by numpy in acting
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "encode", "propose", "quantiles", "values", "act")
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -68,7 +68,7 @@ class MLPFQFNetwork(ImplicitQuantiles):
         nn.init.zeros_(self.fraction_head.bias)
 
     def propose(self, features: torch.Tensor) -> Fractions:
-        """Fractions for features (B, F), which get no gradient from them."""
+        """Fractions for features (B, F); no gradient flows back into the features."""
         return fractions_of(self.fraction_head(features.detach()))
 
     def forward(self, obs: torch.Tensor) -> FQFOutput:
@@ -83,18 +83,20 @@ class MLPFQFNetwork(ImplicitQuantiles):
         )
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        """ε-greedy actions (B,)."""
         return epsilon_greedy(self.values(obs), epsilon)
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
-        """Q-values (B, A)."""
+        """Q-values (B, A): quantiles at the midpoints, weighted by the probabilities."""
         features = self.encode(obs)
         fractions = self.propose(features)
         return (fractions.probabilities[:, None] * self.quantiles(features, fractions.tau_hats)).sum(-1)
 
     def fraction_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the head that proposes fractions."""
         return self.fraction_head.parameters()
 
     def quantile_parameters(self) -> Iterator[nn.Parameter]:
-        """Everything else."""
+        """All other parameters."""
         mine = {id(p) for p in self.fraction_parameters()}
         return (p for p in self.parameters() if id(p) not in mine)

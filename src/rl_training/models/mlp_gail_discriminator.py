@@ -1,4 +1,5 @@
-"""Tells an expert's choices from the policy's: (observation, action) to a logit, positive for the expert."""
+"""The discriminator of GAIL: observation and action to a logit, positive for the expert's and negative for the
+policy's."""
 
 from __future__ import annotations
 
@@ -12,23 +13,28 @@ from rl_training.models.cnn import features, observation_shape
 from rl_training.models.mlp import mlp, orthogonal_
 from rl_training.models.normalizer import ObservationNormalizer
 
+__all__ = ["MLPGAILDiscriminator"]
+
 
 class MLPGAILDiscriminator(nn.Module):
-    """``actions`` are numbers (B, A) as they are, or choices (B,) out of ``action_dim``, which become one-hot.
+    """A perceptron of observation and action; images go through the convolutional trunk first.
 
-    Vectors are scaled by statistics of what it has been shown (``observe``). With ``absorbing``, a row may stand for the time
-    after an episode has terminated: a flag is set, and observation and action are nothing.
+    ``actions`` are numbers (B, A), or choices (B,) out of ``action_dim``, which become one-hot. Vector observations are
+    scaled by running statistics (``observe``). With ``absorbing``, a row may stand for the time after a termination:
+    then a flag is set, and observation and action are zero.
     """
 
-    REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by ``inputs`` and ``judge``, where there is a gradient penalty
+    REPLACED: ClassVar[tuple[str, ...]] = (
+        "forward",
+    )  # by ``inputs`` and ``logits``, where there is a gradient penalty
 
     def __init__(
         self,
         *,
-        obs_dim: int | None = None,
         action_dim: int,
-        hidden_sizes: tuple[int, ...] = (64, 64),
+        obs_dim: int | None = None,
         obs_shape: tuple[int, ...] | None = None,
+        hidden_sizes: tuple[int, ...] = (64, 64),
         features_dim: int = 256,
         normalize: bool = True,
         absorbing: bool = False,
@@ -47,7 +53,7 @@ class MLPGAILDiscriminator(nn.Module):
         orthogonal_(self.body, 2**0.5)
 
     def inputs(self, obs: torch.Tensor, actions: torch.Tensor, absorbed: torch.Tensor | None = None) -> torch.Tensor:
-        """What the perceptron sees, (B, features + A): a gradient penalty takes its gradient here."""
+        """The perceptron's inputs, (B, features + A): a gradient penalty takes its gradient with respect to them."""
         if self.trunk is not None:
             seen = self.trunk(obs)
         else:
@@ -60,14 +66,24 @@ class MLPGAILDiscriminator(nn.Module):
         flag = torch.zeros_like(x[:, :1]) if absorbed is None else absorbed[:, None].to(x.dtype)
         return torch.cat([x * (1 - flag), flag], -1)
 
-    def judge(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.body(inputs).squeeze(-1)
+    def logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits (B,) of the perceptron's inputs."""
+        logits: torch.Tensor = self.body(inputs)
+        return logits.squeeze(-1)
+
+    def gradient_penalty(self, expert: torch.Tensor, policy: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Mean squared distance from one of the norm of the logits' gradient, taken between inputs (B, F) of expert and
+        policy at ``place`` (B, 1) in [0, 1] (Gulrajani et al., 2017)."""
+        between = (place * expert + (1 - place) * policy).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.logits(between).sum(), between, create_graph=True)
+        norms: torch.Tensor = gradient.norm(dim=-1)
+        return (norms - 1).square().mean()
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor, absorbed: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (B,); ``absorbed`` (B,): 1 where a row stands for the time after termination."""
-        return self.judge(self.inputs(obs, actions, absorbed))
+        return self.logits(self.inputs(obs, actions, absorbed))
 
     def observe(self, obs: torch.Tensor) -> None:
-        """Let the statistics see observations (B, ...)."""
+        """Update the running statistics by observations (B, ...)."""
         if self.normalizer is not None:
             self.normalizer.observe(obs.cpu().numpy())

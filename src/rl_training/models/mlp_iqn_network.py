@@ -1,8 +1,8 @@
-"""The return's quantile function as a network that is asked at any fraction (Dabney et al., 2018)."""
+"""The quantile function of the return, as a network of observation and fraction (Dabney et al., 2018)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,17 +12,19 @@ from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
 
+__all__ = ["ImplicitQuantiles", "MLPIQNetwork", "midpoints", "quantiles_at"]
+
 
 def midpoints(count: int) -> torch.Tensor:
-    """The middles of ``count`` equal parts of [0, 1]."""
+    """The midpoints of ``count`` equal parts of [0, 1]."""
     return (torch.arange(count) + 0.5) / count
 
 
 class ImplicitQuantiles(nn.Module):
-    """Features of the observation, multiplied by an embedding of the fraction, to a quantile per action.
+    """Encoder of the observation, multiplied by an embedding of the fraction, to a quantile per action.
 
-    The embedding is a learned layer over cos(π i τ) for i = 0 … ``embedding_dim`` - 1. As in the paper, the last hidden layer
-    comes after the product; with a single hidden layer, nothing does.
+    The embedding is a learned layer over cos(π i τ) for i = 0 … ``embedding_dim`` - 1. As in the paper, the last hidden
+    layer comes after the product; a single hidden layer comes before it.
     """
 
     frequencies: torch.Tensor
@@ -42,20 +44,22 @@ class ImplicitQuantiles(nn.Module):
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observation_shape(obs_dim, obs_shape)
-        self.encoder, width, left = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
+        self.encoder, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.width = width
         self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())
-        self.head = q_head(width, left, action_dim, 1, dueling=dueling, noisy=noisy)
+        self.head = q_head(width, head_sizes, action_dim, 1, dueling=dueling, noisy=noisy)
         self.register_buffer("frequencies", torch.pi * torch.arange(embedding_dim), persistent=False)
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """(B, ...) -> (B, F)."""
-        return self.encoder(obs)
+        """The encoder's output: (B, ...) -> (B, F)."""
+        features: torch.Tensor = self.encoder(obs)
+        return features
 
     def quantiles(self, features: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
         """Features (B, F) and fractions (B, N) -> quantiles (B, A, N)."""
         embedded = self.embedding(torch.cos(taus[..., None] * self.frequencies))
-        return self.head(features[:, None, :] * embedded).transpose(1, 2)
+        quantiles: torch.Tensor = self.head(features[:, None, :] * embedded)
+        return quantiles.transpose(1, 2)
 
 
 class MLPIQNetwork(ImplicitQuantiles):
@@ -71,7 +75,7 @@ class MLPIQNetwork(ImplicitQuantiles):
         taus: torch.Tensor | None = None,
         random_taus: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(quantiles (B, A, N), fractions (B, N)); without ``random_taus``, at the middles of N equal parts."""
+        """(quantiles (B, A, N), fractions (B, N)); without ``random_taus``, at the midpoints of N equal parts."""
         features = self.encode(obs)
         if taus is None:
             taus = self.fractions(len(features), num_quantiles or self.num_quantiles, random_taus, features.device)
@@ -79,8 +83,17 @@ class MLPIQNetwork(ImplicitQuantiles):
 
     @staticmethod
     def fractions(rows: int, count: int, random: bool, device: torch.device) -> torch.Tensor:
-        """(rows, count) fractions: uniformly random, or the same middles in every row."""
+        """(rows, count) fractions: uniformly random, or the same midpoints in every row."""
         return torch.rand(rows, count, device=device) if random else midpoints(count).to(device).expand(rows, count)
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        """ε-greedy actions (B,), by the mean of quantiles at midpoints."""
         return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)
+
+
+def quantiles_at(network: Any, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:
+    """Quantiles (B, A, N) at fractions (B, N): by ``forward`` of an MLPIQNetwork, by ``encode`` and ``quantiles`` of
+    any other network."""
+    ours = isinstance(network, MLPIQNetwork)
+    quantiles: torch.Tensor = network(obs, taus=taus)[0] if ours else network.quantiles(network.encode(obs), taus)
+    return quantiles

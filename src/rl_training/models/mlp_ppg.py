@@ -1,4 +1,4 @@
-"""The network of Phasic Policy Gradient: policy, value, and a second value read off the policy's features."""
+"""The network of Phasic Policy Gradient: policy, value, and an auxiliary value computed from the policy's features."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rl_training.models.mlp import orthogonal_
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.overrides import overridden
 
+__all__ = ["Architecture", "MLPPPGModel"]
+
 Architecture = Literal["detach", "dual"]
 
 
 class MLPPPGModel(MLPActorCritic):
-    """``detach``: one trunk, in which the value has no say (its gradient ends at its own head). ``dual``: a trunk each.
+    """``detach``: one trunk, which gets no gradient from the value head. ``dual``: a trunk each for policy and value.
 
-    Either way the auxiliary value, of the policy's features, is how what the value knows comes to shape them.
+    In both, it is the gradient of the auxiliary value that distils the value function into the policy's features.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = MLPActorCritic.REPLACED  # its own ``features`` have the same values
@@ -32,18 +34,23 @@ class MLPPPGModel(MLPActorCritic):
         policy, value = super().features(obs)
         return policy, value.detach() if self._detached else value
 
-    def everything(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def all_outputs(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size), values (B,) and auxiliary values (B,), from one pass."""
-        if overridden(self, "forward"):  # what acts is ``forward``, so the auxiliary phase must not bypass it
+        if overridden(self, "forward"):  # acting goes by ``forward``, so the auxiliary phase must not bypass it
             return *self(obs), self.aux_head(self.features(obs)[0]).squeeze(-1)
         policy, value = self.features(obs)
         return self.outputs(policy), self.value_head(value).squeeze(-1), self.aux_head(policy).squeeze(-1)
 
     def policy_logits(self, obs: torch.Tensor) -> torch.Tensor:
-        return self(obs)[0]
+        """Distribution outputs (B, head.size)."""
+        outputs: torch.Tensor = self(obs)[0]
+        return outputs
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
-        return self(obs)[1]
+        """Values (B,)."""
+        values: torch.Tensor = self(obs)[1]
+        return values
 
     def auxiliary_values(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.everything(obs)[2]
+        """Auxiliary values (B,)."""
+        return self.all_outputs(obs)[2]

@@ -12,9 +12,12 @@ from rl_training.models.cnn import encoder, features, observation_shape
 from rl_training.models.mlp import Linear, mlp
 from rl_training.models.noisy import NoisyLinear
 
+__all__ = ["DuelingHead", "MLPQNetwork", "epsilon_greedy", "q_head"]
+
 
 class DuelingHead(nn.Module):
-    """Value plus advantages over their mean (Wang et al., 2016), for each of ``atoms`` numbers: (..., F) -> (..., A * atoms)."""
+    """Value plus advantages minus their mean (Wang et al., 2016), for each of ``atoms`` outputs per action:
+    (..., F) -> (..., A * atoms)."""
 
     def __init__(
         self, inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, linear: Callable[[int, int], nn.Module]
@@ -26,11 +29,12 @@ class DuelingHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         advantages = self.advantage(x).unflatten(-1, (self.actions, self.atoms))
-        return (self.value(x).unsqueeze(-2) + advantages - advantages.mean(-2, keepdim=True)).flatten(-2)
+        values: torch.Tensor = self.value(x).unsqueeze(-2) + advantages - advantages.mean(-2, keepdim=True)
+        return values.flatten(-2)
 
 
 def q_head(inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, *, dueling: bool, noisy: bool) -> nn.Module:
-    """Features to ``atoms`` numbers per action, flat: (..., F) -> (..., A * atoms)."""
+    """Features to ``atoms`` outputs per action, flat: (..., F) -> (..., A * atoms)."""
     linear = NoisyLinear if noisy else Linear
     if dueling:
         return DuelingHead(inputs, hidden, actions, atoms, linear)
@@ -38,7 +42,7 @@ def q_head(inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, *, du
 
 
 def epsilon_greedy(q_values: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
-    """The best action of each row (B, A) -> (B,), or with probability ``epsilon`` any action."""
+    """The best action of each row, or with probability ``epsilon`` a uniformly random one: (B, A) -> (B,)."""
     best = q_values.argmax(-1)
     if epsilon <= 0:
         return best
@@ -49,7 +53,8 @@ def epsilon_greedy(q_values: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor
 class MLPQNetwork(nn.Module):
     """Q(s, ·) for every action: (B, A). Images (uint8, channel first) go through the convolutional trunk.
 
-    Dueling: the last hidden layer exists twice, for values and for advantages. Noisy: every linear layer explores.
+    Dueling: the last hidden layer exists twice, for values and for advantages. Noisy: every linear layer is a
+    NoisyLinear.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("forward", "act")  # by numpy, in acting
@@ -68,16 +73,19 @@ class MLPQNetwork(nn.Module):
         super().__init__()
         shape, hidden = observation_shape(obs_dim, obs_shape), tuple(hidden_sizes)
         linear = NoisyLinear if noisy else Linear
-        left: tuple[int, ...] = ()
+        head_sizes: tuple[int, ...] = ()
         if dueling:
-            trunk, width, left = encoder(shape, hidden, linear=linear)
+            trunk, width, head_sizes = encoder(shape, hidden, linear=linear)
         else:
             trunk, width = features(shape, hidden, linear=linear)
-        head = q_head(width, left, action_dim, atoms, dueling=dueling, noisy=noisy)
+        head = q_head(width, head_sizes, action_dim, atoms, dueling=dueling, noisy=noisy)
         self.body = nn.Sequential(trunk, head)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.body(obs)
+        """Q-values (B, A)."""
+        values: torch.Tensor = self.body(obs)
+        return values
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
+        """ε-greedy actions (B,)."""
         return epsilon_greedy(self(obs), epsilon)

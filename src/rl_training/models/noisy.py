@@ -8,15 +8,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+__all__ = ["NoisyLinear", "signed_root"]
+
 
 def signed_root(x: torch.Tensor) -> torch.Tensor:
-    """sgn(x) √|x|, which makes the product of two normal numbers better behaved."""
+    """sgn(x) √|x|, the paper's f: it gives the product of two standard normal numbers lighter tails."""
     return x.sign() * x.abs().sqrt()
 
 
 class NoisyLinear(nn.Module):
-    """y = (W + S ∘ f(e_out) f(e_in)ᵀ) x + b + s ∘ f(e_out): factorised noise, drawn anew by every forward pass in training
-    mode and by none in evaluation mode. W, b, S and s are learned."""
+    """y = (W + S ∘ f(e_out) f(e_in)ᵀ) x + b + s ∘ f(e_out): factorised noise, drawn anew by every forward pass in
+    training mode and absent in evaluation mode. W, b, S and s are learned."""
 
     def __init__(self, inputs: int, outputs: int, sigma: float = 0.5) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Running mean and variance, and the scaling of observations by them, which goes with the agent."""
+"""Normalisation of observations by their running mean and variance."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import nn
 
 from rl_training.base.moments import merge_moments
 from rl_training.models.overrides import overridden
+
+__all__ = ["ObservationNormalizer"]
 
 
 class ObservationNormalizer(nn.Module):
@@ -36,6 +38,7 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def observe(self, rows: np.ndarray) -> None:
+        """Update the statistics by observations (B, ...); does nothing in evaluation mode."""
         if not self.training:
             return
         count, mean, square = merge_moments(
@@ -48,7 +51,7 @@ class ObservationNormalizer(nn.Module):
         self.inverse_std.copy_((self.square / count + 1e-8).rsqrt())
 
     def fit(self, rows: np.ndarray, *, epsilon: float = 1e-3) -> None:
-        """The statistics of a fixed dataset: (x - mean) / (deviation + epsilon)."""
+        """Set the statistics to those of a fixed dataset: (x - mean) / (deviation + epsilon)."""
         exact = rows.astype(np.float64)
         self.mean.copy_(torch.as_tensor(exact.mean(0)))
         self.inverse_std.copy_(torch.as_tensor(1 / (exact.std(0) + epsilon)))
@@ -60,6 +63,7 @@ class ObservationNormalizer(nn.Module):
         """``forward`` on arrays, for acting."""
         if overridden(self):
             with torch.no_grad():
-                return self(torch.from_numpy(x).to(self.mean.device)).cpu().numpy()
-        scaled = (x - self.mean.cpu().numpy()) * self.inverse_std.cpu().numpy()
+                normalised: np.ndarray = self(torch.from_numpy(x).to(self.mean.device)).cpu().numpy()
+                return normalised
+        scaled: np.ndarray = (x - self.mean.cpu().numpy()) * self.inverse_std.cpu().numpy()
         return np.clip(scaled, -self.clip, self.clip, out=scaled)

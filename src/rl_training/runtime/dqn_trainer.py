@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -10,7 +10,6 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
-from rl_training.algorithms.value_learner import ValueLearner
 from rl_training.base.options import Sizes, opt
 from rl_training.data import PrioritizedReplayBuffer
 from rl_training.data.replay_buffer import Batch
@@ -23,9 +22,26 @@ from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, r
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 from rl_training.runtime.trainer import TrainResult
 
+__all__ = [
+    "SPECS",
+    "DQNOptions",
+    "FQFOptions",
+    "IQNOptions",
+    "QRDQNOptions",
+    "ValueLoop",
+    "train_dqn",
+    "train_fqf",
+    "train_iqn",
+    "train_qr_dqn",
+]
+
 
 class DQNOptions(OffPolicyOptions):
+    """Options of DQN; ``NETWORK`` and ``LEARNER`` name those that are arguments of the network and of the learner."""
+
     TITLE = "dqn"
+    NETWORK: ClassVar[set[str]] = {"hidden_sizes", "dueling", "noisy"}
+    LEARNER: ClassVar[set[str]] = {"learning_rate", "adam_epsilon", "max_grad_norm", "gamma", "target_update_interval"}
     batch_size: int = opt(128, "transitions per update", ge=1)
     train_frequency: int = opt(2, "environment steps between updates, whatever the number of environments", ge=1)
     hidden_sizes: Sizes = opt(
@@ -35,17 +51,17 @@ class DQNOptions(OffPolicyOptions):
     adam_epsilon: float = opt(1e-8, "added to Adam's denominator", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     target_update_interval: int = opt(100, "updates between copies to the target network", ge=1)
-    double: bool = opt(True, "the online network chooses the next action, the target network judges it")
-    dueling: bool = opt(False, "state values and advantages from streams of their own")
+    double: bool = opt(True, "the online network chooses the next action, the target network evaluates it")
+    dueling: bool = opt(False, "state values and advantages from separate layers")
     noisy: bool = opt(False, "explore by learned noise on the weights; epsilon_schedule is then 0 unless given")
     n_step: int = opt(1, "steps of reward before bootstrapping; fewer where an episode ends", ge=1)
-    prioritized: bool = opt(False, "draw transitions with large errors more often")
-    priority_alpha: float = opt(0.6, "by how much: 0 not at all, 1 in proportion to the error", ge=0, le=1)
+    prioritized: bool = opt(False, "draw transitions in proportion to a power of their error")
+    priority_alpha: float = opt(0.6, "that power: 0 is uniform, 1 in proportion to the error", ge=0, le=1)
     priority_beta: float = opt(
-        0.4, "how far weights in the loss make up for that at first; all the way (1) at the end of the run", ge=0, le=1
+        0.4, "exponent of the importance weights at the start of the run; it rises linearly to 1 at the end", ge=0, le=1
     )
     epsilon_schedule: Schedule = opt(
-        {"type": "linear", "start": 1.0, "end": 0.05}, "share of random actions: {type, start, end}"
+        {"type": "linear", "start": 1.0, "end": 0.05}, "probability of a random action: {type, start, end}"
     )
     exploration_fraction: float = opt(
         0.1, "part of the run over which epsilon_schedule goes from start to end", gt=0, le=1
@@ -89,52 +105,40 @@ class DQNOptions(OffPolicyOptions):
     def idle(self) -> set[str]:
         return set() if self.prioritized else {"priority_alpha", "priority_beta"}
 
-    def network(self) -> dict[str, Any]:
-        """What the network takes beside its shapes."""
-        return {"hidden_sizes": self.hidden_sizes, "dueling": self.dueling, "noisy": self.noisy}
-
-    def learner(self) -> dict[str, Any]:
-        """What the learner takes beside its network."""
-        return {
-            "learning_rate": self.learning_rate,
-            "adam_epsilon": self.adam_epsilon,
-            "gamma": self.gamma,
-            "target_update_interval": self.target_update_interval,
-            "double_q": self.double,
-            "max_grad_norm": self.max_grad_norm,
-        }
-
 
 class QRDQNOptions(DQNOptions):
+    """Options of QR-DQN, which IQN and FQF have too."""
+
     TITLE = "qr_dqn"
+    NETWORK = {*DQNOptions.NETWORK, "num_quantiles"}
+    LEARNER = {*DQNOptions.LEARNER, "num_quantiles", "kappa"}
     num_quantiles: int = opt(50, "quantiles of each action's return", ge=1)
-    kappa: float = opt(1.0, "errors up to this size count squared", gt=0)
-
-    def network(self) -> dict[str, Any]:
-        return {**super().network(), "num_quantiles": self.num_quantiles}
-
-    def learner(self) -> dict[str, Any]:
-        return {**super().learner(), "num_quantiles": self.num_quantiles, "kappa": self.kappa}
+    kappa: float = opt(1.0, "threshold of the Huber loss: errors up to this size count squared", gt=0)
 
 
 class IQNOptions(QRDQNOptions):
+    """Options of IQN."""
+
     TITLE = "iqn"
-    num_quantiles: int = opt(8, "random fractions on each side of the regression", ge=1)
-    action_samples: int = opt(32, "fractions by which actions are judged", ge=1)
-    embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
+    NETWORK = {*QRDQNOptions.NETWORK, "embedding_dim"}
+    LEARNER = {*QRDQNOptions.LEARNER, "action_samples", "stratified"}
     stratified: bool = opt(
         False, "draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper"
     )
-
-    def network(self) -> dict[str, Any]:
-        return {**super().network(), "embedding_dim": self.embedding_dim}
-
-    def learner(self) -> dict[str, Any]:
-        return {**super().learner(), "action_samples": self.action_samples, "stratified": self.stratified}
+    num_quantiles: int = opt(8, "random fractions on each side of the regression", ge=1)
+    action_samples: int = opt(32, "fractions at which actions are valued", ge=1)
+    embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
 
 
 class FQFOptions(QRDQNOptions):
+    """Options of FQF."""
+
     TITLE = "fqf"
+    NETWORK = {*QRDQNOptions.NETWORK, "embedding_dim"}
+    LEARNER = {
+        *QRDQNOptions.LEARNER,
+        *("fraction_learning_rate", "fraction_scaling", "train_at_fractions", "entropy_coef"),
+    }
     num_quantiles: int = opt(32, "fractions proposed for each observation", ge=2)
     embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
     fraction_learning_rate: float = opt(1e-3, "step size of RMSprop for the fractions", gt=0)
@@ -145,13 +149,6 @@ class FQFOptions(QRDQNOptions):
         True, "regress quantiles at the fractions too, where their gradient needs them; false: as in the paper"
     )
     entropy_coef: float = opt(1e-3, "weight of the entropy that keeps fractions apart", ge=0)
-
-    def network(self) -> dict[str, Any]:
-        return {**super().network(), "embedding_dim": self.embedding_dim}
-
-    def learner(self) -> dict[str, Any]:
-        own = ("fraction_learning_rate", "fraction_scaling", "train_at_fractions", "entropy_coef")
-        return {**super().learner(), **{name: getattr(self, name) for name in own}}
 
 
 class ValueLoop(OffPolicyLoop):
@@ -187,13 +184,17 @@ class FamilySpec(AlgorithmSpec):
         return super().train(config, **arguments) if sibling is None else sibling.train(config, **arguments)
 
 
-def spec(name: str, options: type[DQNOptions], network: Network, learner: type[ValueLearner]) -> AlgorithmSpec:
+def spec(name: str, options: type[DQNOptions], network: Network, learner: type[DQN]) -> AlgorithmSpec:
     """A member of the family: its options, its network and its learner."""
 
-    def build(cfg: DQNOptions, plan: Blueprint) -> ValueLearner:
-        q_network = plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **cfg.network())
-        normalizer = plan.normalizer(cfg.normalize_observations)
-        return learner(q_network=q_network, normalizer=normalizer, **cfg.learner())
+    def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
+        sizes = cfg.model_dump(include=cfg.NETWORK)
+        return learner(
+            q_network=plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **sizes),
+            double_q=cfg.double,
+            normalizer=plan.normalizer(cfg.normalize_observations),
+            **cfg.model_dump(include=cfg.LEARNER),
+        )
 
     return FamilySpec(
         name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image"), actions=("discrete",)
