@@ -138,13 +138,13 @@ def test_every_picture_is_stored_once():
     buffer = images()
     pairs = play(buffer, episodes=3)
     assert shown(buffer.rows(np.arange(len(buffer)))) == pairs
-    assert buffer._frames.count == 3 * (6 + 1)  # not 3 * 6 * 8
+    assert buffer._layout.frames.count == 3 * (6 + 1)  # not 3 * 6 * 8
 
 
 def test_windows_over_several_steps_share_their_pictures():
     buffer = images(n_step=3, gamma=0.9)
     pairs = play(buffer, episodes=3)
-    assert buffer._frames.count == 3 * 7
+    assert buffer._layout.frames.count == 3 * 7
     first, after_three = shown(buffer.rows(np.array([0])))[0]
     assert first == pairs[0][0] and after_three == pairs[2][1]
 
@@ -162,7 +162,7 @@ def test_unrelated_pictures_are_kept_as_they_are():
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 def test_rows_whose_pictures_are_gone_are_never_drawn(kind):
     buffer = kind(8, (1, 4, 4), (), obs_dtype=np.uint8, action_dtype=np.int64)
-    buffer._frames.__init__(10, (1, 4, 4))  # room for far fewer pictures than episodes of one step need
+    buffer._layout.frames.__init__(10, (1, 4, 4))  # room for far fewer pictures than episodes of one step need
     for t in range(60):
         buffer.add(obs=picture(2 * t), actions=0, rewards=float(t), next_obs=picture(2 * t + 1), dones=1.0)
     assert len(buffer) == 5
@@ -175,9 +175,9 @@ def test_rows_whose_pictures_are_gone_are_never_drawn(kind):
 def test_pictures_survive_many_turns_of_the_ring_and_saving():
     one, two = images(capacity=30, rng=Rng(1, "a")), images(capacity=30)
     for buffer in (one, two):
-        buffer._frames.__init__(45, (4, 4, 4), 4)
+        buffer._layout.frames.__init__(45, (4, 4, 4), 4)
     pairs = play(one, episodes=30)
-    assert one._frames.count > 4 * one._frames.capacity and len(one) == 30
+    assert one._layout.frames.count > 4 * one._layout.frames.capacity and len(one) == 30
     two.load_state_dict(one.state_dict())
     assert set(shown(one.sample(1000))) == set(pairs[-30:])
     two.rng.generator.bit_generator.state = one.rng.generator.bit_generator.state
@@ -186,7 +186,7 @@ def test_pictures_survive_many_turns_of_the_ring_and_saving():
 
 def test_memory_of_stacked_pictures_is_a_tenth_more_than_the_pictures():
     buffer = ReplayBuffer(10_000, (4, 84, 84), (), obs_dtype=np.uint8, action_dtype=np.int64, frames=4)
-    bytes_held = buffer._frames._data.nbytes + buffer._packed.nbytes
+    bytes_held = buffer._layout.frames._data.nbytes + buffer._layout.matrix.nbytes
     assert bytes_held < 1.15 * 10_000 * 84 * 84
 
 

@@ -125,7 +125,7 @@ def assert_right(buffer, games, n=1):
 
 def most(buffer, games, n=1):
     """As many of the newest rows as the pictures that fit allow, beside those of open windows and of one transition more."""
-    rows, room = games.rows(n), buffer._frames.capacity - 2 * games.stack
+    rows, room = games.rows(n), buffer._layout.frames.capacity - 2 * games.stack
     seen = {number for steps in games.steps for row in steps[-n:] for number in (*row[0], *row[3])}
     for count, row in enumerate(reversed(rows[-buffer.capacity :])):
         seen.update(row[0], row[3])
@@ -202,7 +202,7 @@ def test_rows_are_lost_only_to_pictures_that_do_not_fit(envs, lengths, still, sh
     games = Games(envs, lengths=lengths, stack=4, still=min(still, envs))
     buffer = image_buffer(4_000, 4)
     games.play(8_000 // envs, buffer)
-    share = min(1.0, share * buffer._frames.capacity / 4_400)  # small buffers have room for a few more
+    share = min(1.0, share * buffer._layout.frames.capacity / 4_400)  # small buffers have room for a few more
     assert len(buffer) / buffer.capacity == pytest.approx(share, abs=0.01)
 
 
@@ -324,7 +324,7 @@ def test_no_picture_is_kept_that_nothing_shows(n):
     columns = buffer.columns()
     shown = {*numbers(columns["obs"]).ravel().tolist(), *numbers(columns["next_obs"]).ravel().tolist()}
     open_windows = {number for steps in games.steps for row in steps[-n:] for number in (*row[0], *row[3])}
-    assert buffer._frames.capacity - buffer._frames.room <= len(shown | open_windows)
+    assert buffer._layout.frames.capacity - buffer._layout.frames.room <= len(shown | open_windows)
 
 
 @pytest.mark.parametrize(("capacity", "n"), [(1, 1), (5, 1), (5, 3), (70, 40)])
@@ -335,7 +335,7 @@ def test_more_environments_than_rows_are_served_too(capacity, n):
         games.play(20, buffer)
         assert_right(buffer, games, n)
         assert len(buffer) == capacity
-        assert buffer._frames.capacity < 64 * (n + 4) * 2 + 400
+        assert buffer._layout.frames.capacity < 64 * (n + 4) * 2 + 400
     again = image_buffer(capacity, 4, n=n)
     again.load_state_dict(copy.deepcopy(buffer.state_dict()))
     games.play(20, buffer, again)
@@ -360,7 +360,7 @@ def test_a_checkpoint_from_when_frames_lay_in_a_ring_still_loads(n):
     games.play(150, buffer)  # nothing has been overwritten yet: places are the numbers of that ring
     state = copy.deepcopy(buffer.state_dict())
     del state["frames"]["free"], state["frames"]["grown"]
-    columns = [buffer._columns[name][: buffer.written].astype(int) for name in ("obs", "next_obs")]
+    columns = [buffer._layout.columns[name][: buffer.written].astype(int) for name in ("obs", "next_obs")]
     oldest = np.concatenate(columns, 1).min(1)
     oldest[7] = -1  # as if its pictures had been overwritten
     state["oldest_frame"] = torch.from_numpy(oldest)

@@ -8,8 +8,9 @@ from rl_training.data.offline_dataset import (
 )
 from rl_training.data.prioritized import PrioritizedReplayBuffer
 from rl_training.data.recurrent_replay import RecurrentReplayBuffer
-from rl_training.data.replay_buffer import Mixed, ReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.sources import Mixed, Source
 
 __all__ = [
     "DatasetError",
@@ -18,6 +19,7 @@ __all__ = [
     "RecurrentReplayBuffer",
     "ReplayBuffer",
     "RolloutBuffer",
+    "Source",
     "TransitionDataset",
     "load_transition_dataset",
     "mix_transition_datasets",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.batches import Tensors
 from rl_training.base.state import Rng, Stateful
 from rl_training.data.dataset_options import DatasetOptions, SourceOptions
 from rl_training.data.environment_match import in_agent_units, of_environment, time_limits
@@ -20,7 +21,7 @@ from rl_training.data.offline_dataset import (
     transform_rewards,
 )
 from rl_training.data.recorder import collect_random
-from rl_training.data.replay_buffer import Batch, ReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 
@@ -113,7 +114,7 @@ class PriorData(Stateful):
     def __len__(self) -> int:
         return len(self._buffer)
 
-    def sample(self, n: int) -> Batch:
+    def sample(self, n: int) -> Tensors:
         return self._buffer.sample(n)
 
     def columns(self) -> dict[str, np.ndarray]:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.batches import Tensors
 from rl_training.base.returns import gae
 from rl_training.base.state import Rng
 
-Batch = dict[str, torch.Tensor]
+__all__ = ["RolloutBuffer"]
 
 
 class RolloutBuffer:
@@ -85,13 +86,13 @@ class RolloutBuffer:
         )
         np.add(self.advantages, self.values, out=self.returns)
 
-    def flat(self) -> Batch:
+    def flat(self) -> Tensors:
         """All T·N rows as tensors on the buffer's device, sharing memory with it on a CPU."""
         names = ("obs", "actions", "logprobs", "advantages", "returns", "values")
         arrays = {name: getattr(self, name) for name in names}
         return {k: torch.from_numpy(a.reshape(-1, *a.shape[2:])).to(self._device) for k, a in arrays.items()}
 
-    def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Batch]:
+    def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Tensors]:
         """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
         rows = self.flat()
         size = self.num_steps * self.num_envs
