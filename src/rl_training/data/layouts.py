@@ -90,8 +90,8 @@ class PackedLayout:
     def write(self, rows: Rows, first: int, n: int) -> None:
         """Store ``n`` encoded rows as those from number ``first`` on; a field that is left out keeps what is there."""
         where, columns = self.where(first, n), self.columns
-        for name, values in rows.items():
-            columns[name][where] = values
+        for name in rows:
+            columns[name][where] = rows[name]
 
     def where(self, first: int, n: int) -> Any:
         """The places of the ``n`` rows from number ``first`` on: a slice, or an index where they go around the ring."""

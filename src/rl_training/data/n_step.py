@@ -41,13 +41,14 @@ class NStepWindow:
             self._open = [[] for _ in range(count)]
         if len(self._open) != count:
             raise ValueError(f"n-step returns follow {len(self._open)} environments, got rows of {count}")
+        obs, actions = np.array(rows["obs"]), np.array(rows["actions"])  # copies: environments reuse their arrays
         complete: list[tuple[_Open, int]] = []
         for i, pending in enumerate(self._open):
             reward = float(rows["rewards"][i])
             for transition in pending:
                 transition.reward += transition.discount * reward
                 transition.discount *= self.gamma
-            pending.append(_Open(np.copy(rows["obs"][i]), np.copy(rows["actions"][i]), reward, self.gamma))
+            pending.append(_Open(obs[i], actions[i], reward, self.gamma))
             if rows["dones"][i] or rows["truncations"][i]:
                 complete += [(transition, i) for transition in pending]
                 pending.clear()
