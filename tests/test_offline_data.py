@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_files import read_npz, write_hdf5, write_minari, write_npz
-from rl_training.data.environment_match import in_agent_units
 from rl_training.data.recorder import collect_random
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces

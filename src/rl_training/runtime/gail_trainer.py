@@ -15,9 +15,11 @@ from pydantic import model_validator
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.gail import GAIL, RewardType
 from rl_training.base.options import Sizes, opt
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_options import FOR_FILES, Mismatch, SourceOptions, Units
-from rl_training.data.environment_match import in_agent_units, is_of, of_environment
-from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+from rl_training.data.environment_match import match_environment, recorded_in
+from rl_training.data.errors import DatasetError
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import PriorData, read_source
 from rl_training.data.recorder import collect_random
 from rl_training.data.reward_scaler import RewardScaler
@@ -123,7 +125,7 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
         )
         allowed = cfg.expert_dataset_env_mismatch == "allow"
         with expert_names():
-            data = of_environment(data, run.factory, f"the expert of {where}", allow=allowed)
+            data = match_environment(data, run.factory, f"the expert of {where}", allow=allowed)
         data = in_agent_units(data, run.spaces, where, check_rewards=False)
     else:
         with expert_names():
@@ -134,7 +136,7 @@ def expert_data(cfg: GAILOptions, run: Run) -> TransitionDataset:
     returns = data.finished_returns()
     if cfg.expert_dataset_kind == "random":
         data.meta.pop("expert_return", None)
-    elif not is_of(data.meta, run.factory):
+    elif not recorded_in(run.factory, data.meta):
         pass  # returns of another environment are no reference
     elif len(returns) and np.isfinite(returns).all():
         data.meta["expert_return"] = float(returns.mean())
