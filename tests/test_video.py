@@ -119,7 +119,7 @@ def test_without_the_extra_the_command_says_what_to_install(run_dir, monkeypatch
 def test_an_environment_given_as_an_object_is_made_again_with_pictures():
     env = EnvFactory(gym.make("CartPole-v1"), {}, render=True).make(training=False)
     env.reset(seed=0)
-    assert video.picture(env).shape == (400, 600, 3)
+    assert video.render_frame(env).shape == (400, 600, 3)
 
 
 def test_recording_changes_nothing_and_resumes_exactly(tiny):

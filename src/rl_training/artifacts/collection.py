@@ -14,7 +14,8 @@ from rl_training.data.environment_match import match_environment
 from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.envs.factory import EnvFactory, RewardOptions
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.options import RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import LONGEST

@@ -24,10 +24,11 @@ def in_agent_units(
     check_rewards: bool = True,
     units: Units = "environment",
 ) -> TransitionDataset:
-    """Observations, successors and actions as the agent has them; refuses data that does not fit the environment's spaces.
+    """Observations, successors and actions as the agent has them; refuses data that does not fit the environment's
+    spaces.
 
-    ``units`` is what a box's actions are in: the environment's units, [-1, 1], or (auto) the former unless they look like the
-    latter.
+    ``units`` is what a box's actions are in: the environment's units, [-1, 1], or (auto) the former unless they look
+    like the latter.
     """
     if len(data) == 0:
         raise DatasetError(f"{where} is empty")
@@ -73,8 +74,8 @@ def _box_actions(data: TransitionDataset, spaces: Spaces, where: str, units: Uni
     recorded = "behaviour" in data.meta or "minari_id" in data.meta  # by us or Minari: as the environment took them
     if units == "auto" and not recorded and _look_scaled(rows, spaces):
         raise DatasetError(
-            f"{where}: every action lies within [-1, 1] and some at its edge, but the environment's bounds are wider; set "
-            "dataset_action_units to unit if they are scaled, or to environment if they are in the environment's own units"
+            f"{where}: every action lies within [-1, 1] and some at its edge, but the environment's bounds are wider; "
+            "set dataset_action_units to unit if they are scaled, or to environment if they are in its own units"
         )
     actions = rows if units == "unit" else spaces.from_env(given)
     beyond = float(np.abs(actions).max())

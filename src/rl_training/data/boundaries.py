@@ -29,16 +29,18 @@ class Boundaries:
     @property
     def ended(self) -> np.ndarray:
         """(N,) booleans: the last rows of episodes."""
-        return self.terminated | self.truncated
+        ended: np.ndarray = self.terminated | self.truncated
+        return ended
 
 
 def find_boundaries(
     columns: Mapping[str, np.ndarray], where: str, time_limit: TimeLimit, facts: Mapping[str, Any]
 ) -> Boundaries:
-    """The ends of episodes in ``columns``, which are ``obs``, ``terminations`` or ``dones``, and whatever else is there.
+    """The ends of episodes in ``columns``: ``obs``, ``terminations`` or ``dones``, and whatever else is there.
 
-    Flags decide where there are any: ``truncations``, ``dones`` beside ``terminations``, ``episode_ids``. Otherwise a row
-    that is not followed by its own successor was truncated, and without successors too, an episode ends at the time limit.
+    Flags decide where there are any: ``truncations``, ``dones`` beside ``terminations``, ``episode_ids``. Otherwise a
+    row that is not followed by its own successor was truncated, and without successors too, an episode ends at the time
+    limit.
     """
     terminated, truncated, vague = _flags(columns, where)
     limits = _Limits(time_limit, facts, where)
@@ -81,8 +83,8 @@ def _truncate_at_limit(found: Boundaries, limits: _Limits, where: str) -> None:
     """Without successors, only the time limit shows where episodes were truncated."""
     if not limits.known:
         raise DatasetError(
-            f"{where} has neither truncations (timeouts) nor next_obs, and no time limit is known: where its episodes were "
-            "truncated cannot be seen; add one of the two (truncations of zeros if none was), or give "
+            f"{where} has neither truncations (timeouts) nor next_obs, and no time limit is known: where its episodes "
+            "were truncated cannot be seen; add one of the two (truncations of zeros if none was), or give "
             "dataset_episode_steps (dataset info: --episode-steps or --env)"
         )
     at_limit = limits.reached(found.ended) & ~found.ended
@@ -90,13 +92,13 @@ def _truncate_at_limit(found: Boundaries, limits: _Limits, where: str) -> None:
         found.truncated = found.truncated | at_limit
         found.assumed_steps = limits.steps
         found.notes.append(
-            f"{where} has no truncations (timeouts) and no next_obs: {int(at_limit.sum()):,} episodes were truncated after "
-            f"{limits.steps:,} steps, the time limit, and their last transitions left out"
+            f"{where} has no truncations (timeouts) and no next_obs: {int(at_limit.sum()):,} episodes were truncated "
+            f"after {limits.steps:,} steps, the time limit, and their last transitions left out"
         )
 
 
 def _flags(columns: Mapping[str, np.ndarray], where: str) -> tuple[np.ndarray, np.ndarray | None, bool]:
-    """The file's own flags: terminated rows, truncated rows (None: it has none), and whether ``dones`` could be both."""
+    """The file's own flags: terminated rows, truncated rows or None, and whether ``dones`` could be both."""
     flags = {name: columns[name] > 0 for name in ("terminations", "truncations", "dones") if name in columns}
     terminated, truncated, dones = (flags.get(name) for name in ("terminations", "truncations", "dones"))
     vague = terminated is None
@@ -164,8 +166,8 @@ class _Limits:
         if len(values) > 1:
             listed = " or ".join(f"{value:,}" for value in sorted(values))
             raise DatasetError(
-                f"{self._where} does not mark where episodes were truncated, and the environment's time limit is {listed} "
-                "(its own, and this run's): choose the one of the data with dataset_episode_steps"
+                f"{self._where} does not mark where episodes were truncated, and the environment's time limit is "
+                f"{listed} (its own, and this run's): choose the one of the data with dataset_episode_steps"
             )
         at_limit: np.ndarray = numbers % self.steps == 0
         return at_limit
@@ -185,7 +187,7 @@ def recorded_limit(facts: Mapping[str, Any]) -> int | None:
 
 
 def _shifted_successors(obs: np.ndarray, terminated: np.ndarray, truncated: np.ndarray | None, limits: _Limits) -> bool:
-    """Whether ``next_obs`` without any gap was made by shifting ``obs``: no reset shows in it, although there were several."""
+    """Whether ``next_obs`` without any gap was made by shifting ``obs``: it shows no reset, but there were."""
     ended = (terminated if truncated is None else terminated | truncated)[:-1]
     if len(obs) < 2 or bool((obs[1:] == obs[:1]).all()):  # nothing ever changes: no reset could show
         return False

@@ -48,7 +48,7 @@ def read_columns(data: Mapping[str, Any], where: str) -> Columns:
 
 
 def add_successors(columns: Columns) -> Columns:
-    """With ``next_obs`` from the row below. The observation after a truncation is not in the data: that row is left out."""
+    """Add ``next_obs`` from the row below. The observation after a truncation is unknown: that row is left out."""
     obs, terminated, truncated = columns["obs"], columns["dones"], columns["truncations"]
     next_obs = np.concatenate([obs[1:], obs[-1:]])
     next_obs[terminated] = obs[terminated]  # never used: nothing bootstraps there
@@ -75,7 +75,8 @@ def _checked(column: np.ndarray, name: str, where: str) -> np.ndarray:
     """Numbers of a type that torch has, a row for each transition; flags are 0 or 1."""
     if column.ndim == 0 or column.dtype.kind not in "buif":
         raise DatasetError(
-            f"{where}: {name} must be numbers with a row for each transition, got {column.dtype} of shape {column.shape}"
+            f"{where}: {name} must be numbers with a row for each transition, "
+            f"got {column.dtype} of shape {column.shape}"
         )
     if name == "episode_ids":
         return _scalars(column, name, where)

@@ -41,7 +41,7 @@ def load_transition_dataset(
     download: bool = False,
     time_limit: TimeLimit = None,
 ) -> TransitionDataset:
-    """Read a dataset: ``npz`` and ``hdf5`` by path, ``minari`` by the id of a local dataset, fetched only if ``download``.
+    """Read ``npz`` and ``hdf5`` by path, ``minari`` by the id of a local dataset, fetched only with ``download``.
 
     ``time_limit`` is the number of steps after which episodes were truncated, for files that do not mark it.
     """
@@ -180,7 +180,8 @@ def _minari_source(dataset_id: str, download: bool) -> Any:
         if not download:
             known = ", ".join(sorted(local)) or "none"
             raise DatasetError(
-                f"no local Minari dataset {dataset_id!r} (local ones: {known}); it is fetched only with dataset_download"
+                f"no local Minari dataset {dataset_id!r} (local ones: {known}); "
+                "it is fetched only with dataset_download"
             )
         try:
             minari.download_dataset(dataset_id)

@@ -9,13 +9,14 @@ from typing import Any
 
 from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import REFERENCES, TransitionDataset
-from rl_training.envs.factory import EnvFactory, parse_env_kwargs
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.options import parse_env_kwargs
 
 __all__ = ["environment_id", "match_environment", "recorded_in", "time_limits"]
 
 
 def time_limits(factory: EnvFactory) -> set[int]:
-    """The steps after which episodes are truncated, in this run and by the environment's own limit; empty if unknown."""
+    """The time limits of episodes in steps: the run's and the environment's own, where they are known."""
     own = replace(factory, env_kwargs=_without_limit(factory.env_kwargs))
     return {limit for limit in (factory.time_limit(), own.time_limit()) if limit is not None}
 
@@ -46,13 +47,13 @@ def recorded_in(factory: EnvFactory, meta: dict[str, Any]) -> bool:
 
 
 def match_environment(data: TransitionDataset, factory: EnvFactory, where: str, *, allow: bool) -> TransitionDataset:
-    """The data, if it names the run's environment or none. Data of another one is refused unless ``allow``, data of another
-    version leads to a warning, and both lose their reference returns, which belong to other rewards."""
+    """The data, if it names the run's environment or none. Data of another one is refused unless ``allow``, data of
+    another version leads to a warning, and both lose their reference returns, which belong to other rewards."""
     if recorded_in(factory, data.meta):
         if data.meta.get("env_id") is not None and environment_id(factory) is None:
             warnings.warn(
-                f"{where} was recorded in {data.meta['env_id']}; whether that is the run's environment, which has no id, "
-                "cannot be seen",
+                f"{where} was recorded in {data.meta['env_id']}; whether that is the run's environment, "
+                "which has no id, cannot be seen",
                 stacklevel=2,
             )
         _compare_options(data.meta, factory, where)

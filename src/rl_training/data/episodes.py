@@ -30,7 +30,7 @@ def find_gaps(obs: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
 
 
 def in_time_order(gaps: np.ndarray, ended: np.ndarray) -> bool:
-    """Whether rows lie in time order, by their gaps and ends of episodes (N,): shuffled rows rarely precede their successor."""
+    """Whether rows with these ``gaps`` (N,) lie in time order: shuffled rows rarely precede their successor."""
     going_on = ~ended[:-1]
     return not going_on.any() or float(gaps[:-1][going_on].mean()) <= 0.5
 

@@ -16,13 +16,13 @@ FREE, RETAINED = -1, np.iinfo(np.int64).max
 class FrameStore:
     """Places for single frames (uint8). An observation of ``stack`` frames is the places of that many.
 
-    Consecutive observations share frames: the next observation of one transition is the observation of the following one,
-    and a stack repeats all but its newest frame. Sharing is found by content, so it can never be wrong; where nothing is
-    shared, every frame is simply stored.
+    Consecutive observations share frames: the next observation of one transition is the observation of the following
+    one, and a stack repeats all but its newest frame. Sharing is found by content, so it can never be wrong; where
+    nothing is shared, every frame is simply stored.
 
-    Rows that show frames are numbered in the order in which they are stored, and leave in that order. The newest row that shows
-    a frame is stored with it, and its place is free again once that row has left: however old the frame is, and whatever
-    other environments have stored since. A frame that no row shows yet is retained until one does.
+    Rows that show frames are numbered in the order in which they are stored, and leave in that order. The newest row
+    that shows a frame is stored with it, and its place is free again once that row has left: however old the frame is,
+    and whatever other environments have stored since. A frame that no row shows yet is retained until one does.
     """
 
     def __init__(self, capacity: int, obs_shape: tuple[int, ...], stack: int = 1, *, reuse: bool = False) -> None:
@@ -155,8 +155,8 @@ class FrameStore:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load everything but which rows show which frames, which ``assign`` and ``retain`` must then repeat. Without a list of
-        free places, those that neither of them names are free."""
+        """Load everything but which rows show which frames, which ``assign`` and ``retain`` must then repeat. Without a
+        list of free places, those that neither of them names are free."""
         data = state["data"].numpy()
         if data.shape[1:] != self._data.shape[1:]:
             raise ValueError("stored frames do not fit: the observations must be those of the saved run")
@@ -172,8 +172,8 @@ class FrameStore:
 
 
 def from_frame_ring(state: dict[str, Any]) -> dict[str, Any]:
-    """A replay buffer's state from when frames lay in one ring, in the order of their numbers, in the present form. Rows that
-    show frames which had been overwritten are left out."""
+    """A replay buffer's state from when frames lay in one ring, in the order of their numbers, in the present form.
+    Rows that show frames which had been overwritten are left out."""
     frames, size, written = state["frames"], state["size"], state["written"]
     length = max(1, len(frames["data"]))
     oldest = frames["count"] - length

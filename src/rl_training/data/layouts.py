@@ -1,4 +1,4 @@
-"""How a replay buffer's rows lie in memory: fields side by side in one matrix, and images as places of shared frames."""
+"""How a replay buffer's rows lie in memory: fields as columns of one matrix, images as places of shared frames."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class PackedLayout:
 class FrameLayout(PackedLayout):
     """Rows whose observations are stacks of frames. Each frame is stored once, and a row has the places of its frames.
 
-    The frames have room for a tenth more than there are rows, as an episode's first observation adds a frame beyond those of its
-    steps. Where that is not enough, the oldest rows are evicted, and if none is left the room grows.
+    The frames have room for a tenth more than there are rows, as an episode's first observation adds a frame beyond
+    those of its steps. Where that is not enough, the oldest rows are evicted, and if none is left the room grows.
     """
 
     def __init__(
@@ -224,8 +224,8 @@ class FrameLayout(PackedLayout):
 
 
 class _Target(NamedTuple):
-    """Memory for a batch: a matrix as array and as tensor, its columns by field, and for each integer field the column of
-    floats and the integers to make of it."""
+    """Memory for a batch: a matrix as array and as tensor, its columns by field, and for each integer field the column
+    of floats and the integers to make of it."""
 
     array: np.ndarray
     matrix: torch.Tensor
@@ -257,7 +257,7 @@ def _unpacker(fields: Mapping[str, Field]) -> Callable[..., Tensors]:
 
     def unpack(matrix: torch.Tensor, integers: bool = True) -> Tensors:
         batch: Tensors = {}
-        for (name, shape, integer), column in zip(layout, matrix.split(widths, 1)):
+        for (name, shape, integer), column in zip(layout, torch.split(matrix, widths, 1)):
             if name != "truncations":  # no update needs them: they end n-step windows and go into exports
                 view = column if len(shape) == 1 else column.view(len(matrix), *shape)
                 batch[name] = view.long() if integer and integers else view

@@ -15,7 +15,7 @@ Rows = dict[str, Any]
 
 @dataclass(slots=True)
 class _Open:
-    """A transition that still gathers rewards: ``reward`` is their discounted sum so far, ``discount`` the next factor."""
+    """A transition that still gathers rewards: their discounted sum so far, and the discount of the next."""
 
     obs: Any
     action: Any
@@ -26,8 +26,8 @@ class _Open:
 class NStepWindow:
     """Turns single steps into transitions over up to ``n`` of them.
 
-    A transition has its discounted rewards, the observation after its last step, and ``discounts``: gamma to the power of the
-    steps it spans. Terminations and truncations shorten it; only after a termination it does not bootstrap.
+    A transition has its discounted rewards, the observation after its last step, and ``discounts``: gamma to the power
+    of the steps it spans. Terminations and truncations shorten it; only after a termination it does not bootstrap.
     """
 
     def __init__(self, n: int, gamma: float) -> None:
@@ -57,8 +57,8 @@ class NStepWindow:
         return _closed(complete, rows)
 
     def cut(self, ended: np.ndarray, next_obs: np.ndarray) -> Rows | None:
-        """Truncate the environments where ``ended`` (N,) is set: their open transitions end with the steps they have, at
-        ``next_obs`` (N, ...)."""
+        """Truncate the environments where ``ended`` (N,) is set: their open transitions end with the steps they have,
+        at ``next_obs`` (N, ...)."""
         complete = []
         for i, pending in enumerate(self._open):
             if ended[i]:

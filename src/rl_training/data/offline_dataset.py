@@ -22,15 +22,15 @@ __all__ = ["REFERENCES", "TransitionDataset", "mix_transition_datasets", "transf
 REFERENCES = (
     "random_return",
     "expert_return",
-)  # the returns in a dataset's ``meta`` between which scores are normalised
+)  # returns in ``meta`` that scores lie between
 
 
 @dataclass
 class TransitionDataset:
     """Transitions as columns of tensors: actions in the environment's units, ``dones`` where an episode terminated.
 
-    ``truncations`` is 1 where one was truncated. ``episode_returns`` is, for each row, the whole return of its episode; ``meta``
-    describes the data: environment, behaviour policy, reference returns.
+    ``truncations`` is 1 where one was truncated. ``episode_returns`` is, for each row, the whole return of its episode;
+    ``meta`` describes the data: environment, behaviour policy, reference returns.
     """
 
     obs: Any
@@ -81,9 +81,10 @@ class TransitionDataset:
         """From columns in time order: ours (``terminations``, ``truncations``) or D4RL's.
 
         Terminations and truncations, or ``episode_ids``, mark where episodes end. ``dones`` alone means terminated, but
-        truncated where an episode has lasted ``time_limit`` steps; beside truncations it may mean any end of an episode. Without
-        truncations, a row that is not followed by its ``next_obs`` was truncated, and without those too, one at the time limit.
-        Without ``next_obs``, the next row is the successor; the last row of a truncated episode has none and is left out.
+        truncated where an episode has lasted ``time_limit`` steps; beside truncations it may mean any end of an
+        episode. Without truncations, a row that is not followed by its ``next_obs`` was truncated, and without those
+        too, one at the time limit. Without ``next_obs``, the next row is the successor; the last row of a truncated
+        episode has none and is left out.
         """
         columns = read_columns(data, where)
         meta = data.get("meta", {})
@@ -152,8 +153,9 @@ class TransitionDataset:
         if self.episode_returns is None:
             return np.zeros(0)
         first = torch.tensor([rows.start for rows in self.episodes()], dtype=torch.long)
-        returns: np.ndarray = self.episode_returns[first].double().numpy()
-        return returns[~np.isnan(returns)]
+        returns = self.episode_returns[first].double()
+        finished: np.ndarray = returns[~returns.isnan()].numpy()
+        return finished
 
     def with_reward_transform(
         self,
@@ -180,7 +182,7 @@ class TransitionDataset:
         return replace(self, returns_to_go=torch.from_numpy(result).float())
 
     def best(self, fraction: float) -> TransitionDataset:
-        """The rows of the episodes with the highest returns, ``fraction`` of all rows; unfinished episodes come last."""
+        """The rows of the episodes with the highest returns, ``fraction`` of all rows; unfinished ones come last."""
         count = max(1, round(fraction * len(self)))
         if self.episode_returns is None:
             raise DatasetError("the returns of its episodes are not known")
@@ -238,7 +240,7 @@ def transform_rewards(rewards: Any, scale: float, shift: float, clip_min: float 
 def mix_transition_datasets(
     datasets: Sequence[TransitionDataset], weights: Sequence[float], total_size: int, seed: int
 ) -> TransitionDataset:
-    """A shuffled dataset of ``total_size`` rows, a share by weight from each; rows repeat only where a dataset is too small."""
+    """A shuffled dataset of ``total_size`` rows, from each its share; rows repeat only if a dataset is too small."""
     if not datasets or len(datasets) != len(weights):
         raise DatasetError(f"a mix needs as many weights as datasets, got {len(weights)} and {len(datasets)}")
     if any(weight < 0 for weight in weights) or sum(weights) <= 0:

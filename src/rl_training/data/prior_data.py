@@ -39,7 +39,7 @@ def build_dataset(options: DatasetOptions, factory: EnvFactory, spaces: Spaces) 
 
 
 def rewards_learned_from(options: DatasetOptions, factory: EnvFactory, data: TransitionDataset) -> Callable[[Any], Any]:
-    """A function from the environment's rewards, recorded or new, to those learned from: wrappers first, then options."""
+    """The map from the environment's rewards, recorded or new, to those learned from: wrappers, then options."""
     scale = options.reward_scale
     wrapped = factory.reward_options().apply
     if scale == "returns":
@@ -82,7 +82,8 @@ def read_source(
 class PriorData(Stateful):
     """A source of batches from a dataset in the agent's units.
 
-    The data is rebuilt on resume, not saved; its fingerprint is saved, and a run goes on only with the data it began with.
+    The data is rebuilt on resume, not saved; its fingerprint is saved, and a run goes on only with the data it began
+    with.
     """
 
     STATE = ("fingerprint",)

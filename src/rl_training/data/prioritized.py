@@ -36,7 +36,8 @@ class SumTree:
         return self._levels[0].reshape(-1)
 
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        return self.leaves[index]
+        weights: np.ndarray = self.leaves[index]
+        return weights
 
     def __setitem__(self, index: np.ndarray, values: Any) -> None:
         self.leaves[index] = values
@@ -61,9 +62,9 @@ class SumTree:
 class PrioritizedReplayBuffer(ReplayBuffer):
     """Draws transitions in proportion to priority ** alpha, with ``weights`` by which each counts in the loss.
 
-    New transitions get the highest priority so far, so that each is likely to be drawn soon. A batch has one draw from each of
-    its equal slices of the mass. Weights (N P) ** -beta correct for the preference of large errors as beta goes to 1; the
-    largest of a batch is 1.
+    New transitions get the highest priority so far, so that each is likely to be drawn soon. A batch has one draw from
+    each of its equal slices of the mass. Weights (N P) ** -beta correct for the preference of large errors as beta goes
+    to 1; the largest of a batch is 1.
     """
 
     EXTRA = ("weights",)  # a column to write a batch's weights into, so that it is still one matrix

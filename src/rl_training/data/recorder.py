@@ -18,7 +18,7 @@ __all__ = ["Recorder", "collect_random"]
 def collect_random(
     factory: EnvFactory, steps: int, seed: int, *, episodes: int | None = None, check_rewards: bool = True
 ) -> TransitionDataset:
-    """``steps`` transitions of uniformly random actions, or fewer if ``episodes`` end sooner; the same for the same seed."""
+    """``steps`` transitions of uniformly random actions, or fewer if ``episodes`` end sooner; seeded."""
     rng = Rng(seed, "random dataset").generator
     collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards, check_rewards=check_rewards)
     try:

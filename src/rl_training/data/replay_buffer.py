@@ -20,12 +20,12 @@ __all__ = ["ReplayBuffer"]
 class ReplayBuffer:
     """The last ``capacity`` transitions, drawn uniformly.
 
-    ``dones`` means terminated (do not bootstrap); ``truncations`` are kept beside it. How rows lie in memory is up to a layout:
-    vectors are packed into one matrix, and images (uint8) share their frames, of which an observation stacks ``frames``; with
-    ``share_frames=False``, for rows that are not in time order, images are stored as they come. With ``n_step`` > 1, rows span up
-    to that many steps and carry ``discounts``, the power of ``gamma`` that their bootstrap takes; every ``add`` is then one step of
-    the same environments. With ``reuse``, every sample of a size fills the same tensors again, for loops that are done with a batch
-    before they draw the next.
+    ``dones`` means terminated (do not bootstrap); ``truncations`` are kept beside it. How rows lie in memory is up to a
+    layout: vectors are packed into one matrix, and images (uint8) share their frames, of which an observation stacks
+    ``frames``; with ``share_frames=False``, for rows that are not in time order, images are stored as they come. With
+    ``n_step`` > 1, rows span up to that many steps and carry ``discounts``, the power of ``gamma`` that their bootstrap
+    takes; every ``add`` is then one step of the same environments. With ``reuse``, every sample of a size fills the
+    same tensors again, for loops that are done with a batch before they draw the next.
     """
 
     EXTRA: tuple[str, ...] = ()  # further scalars of a row
@@ -90,8 +90,8 @@ class ReplayBuffer:
             self._store(complete)
 
     def cut(self, ended: np.ndarray, obs: np.ndarray) -> None:
-        """Truncate the environments of the last ``add`` where ``ended`` (N,) is set, which were lost at ``obs`` (N, ...) and
-        begin anew: no row goes on from one episode to the other."""
+        """Truncate the environments of the last ``add`` where ``ended`` (N,) is set, which were lost at ``obs`` (N,
+        ...) and begin anew: no row goes on from one episode to the other."""
         if self._window is not None:
             complete = self._window.cut(ended, self._layout.encode_final(ended, obs, self._evict_oldest))
             if complete is not None:
@@ -195,7 +195,7 @@ class ReplayBuffer:
         self.rng.load_state_dict(state["rng"])
 
     def _moved(self, saved: int) -> tuple[Any, Any]:
-        """Which of the ``saved`` rows of a state to take, and the places they belong at: row k lies at k modulo the capacity."""
+        """The rows to take of the ``saved`` ones of a state, and their places: row k lies at k modulo the capacity."""
         if saved == min(self.written, self.capacity):
             return slice(saved), slice(saved)
         rows = np.arange(self.written - self.size, self.written)

@@ -1,4 +1,4 @@
-"""One rollout of N environments for T steps: written in place, turned into advantages, handed out in minibatches."""
+"""One rollout of N environments over T steps, its advantages, and its minibatches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RolloutBuffer"]
 
 
 class RolloutBuffer:
-    """Arrays are (T, N, ...). Written by ``add`` step by step, and reused for the next rollout."""
+    """T steps of N environments in arrays (T, N, ...), written step by step and reused for the next rollout."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RolloutBuffer:
         truncated: Any,
         final_values: Any = 0.0,
     ) -> None:
-        """One step of every environment. ``final_values`` counts only where truncated: the value of the true last observation."""
+        """Add one step of every environment; ``final_values`` are those of true last observations, where truncated."""
         if self.position >= self.num_steps:
             raise ValueError(
                 f"the rollout already holds {self.num_steps} steps; compute the returns and clear it first"
