@@ -61,7 +61,7 @@ class GAILOptions(PPOOptions):
         "refuse", "an expert of another environment: refuse, or allow (there is then no score relative to it)"
     )
     expert_dataset_episode_steps: int | None = opt(
-        None, "for files that mark no time-outs: steps after which episodes were cut; null: the time limit", ge=1
+        None, "for files that mark no time-outs: steps after which episodes were truncated; null: the time limit", ge=1
     )
     expert_dataset_action_units: Units = opt(
         "auto",
