@@ -105,7 +105,7 @@ def test_shifted_successors_without_marks_are_cut_at_the_limit_too():
     assert lengths(data) == [9] * 5 and crosses(data) == 0
 
 
-def test_what_was_assumed_is_said():
+def test_an_assumption_leads_to_a_warning():
     columns = without(recorded(), "next_obs", "truncations")
     with pytest.warns(UserWarning, match=r"3 episodes were truncated after 10 steps, the time limit, and their last"):
         data = TransitionDataset.from_dict(columns, where="a.npz", time_limit=LIMIT)
@@ -120,7 +120,7 @@ def test_where_nothing_shows_the_cuts_the_data_is_refused_in_one_line():
     with pytest.raises(ValueError, match="neither truncations"):
         TransitionDataset.from_dict(without(columns, "terminations", dones=columns["terminations"]))
     uncut = TransitionDataset.from_dict({**columns, "truncations": np.zeros(len(columns["rewards"]))})
-    assert lengths(uncut) == [14, 27, 10, 2]  # as it was said
+    assert lengths(uncut) == [14, 27, 10, 2]  # as the file has it
 
 
 def test_episodes_shorter_than_the_limit_need_no_cut(recwarn):
@@ -280,8 +280,8 @@ def test_dataset_info_counts_them(tmp_path, capsys, monkeypatch):
     columns = without(recorded(episodes), "next_obs", "truncations")
     path = str(write("npz", tmp_path, columns, monkeypatch)["dataset_path"])
     assert main(["dataset", "info", path]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--episode-steps or --env" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "--episode-steps or --env" in printed
     for words in (["--env", "Pendulum-v1"], ["--episode-steps", "200"]):
         assert main(["dataset", "info", path, *words, "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)

@@ -172,7 +172,7 @@ def test_hdf5_in_d4rls_layout(tmp_path):
         load_transition_dataset("hdf5", dataset_path=tmp_path / "b.hdf5")
 
 
-def test_minari_by_id_local_only_unless_asked(tmp_path, monkeypatch):
+def test_minari_by_id_local_only_unless_requested(tmp_path, monkeypatch):
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     data = collect_random(EnvFactory("Pendulum-v1", {}), 450, seed=3)

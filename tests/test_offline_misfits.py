@@ -83,7 +83,7 @@ def test_its_own_environment_needs_no_word_and_scores(tiny, tmp_path):
     assert metrics["eval_score"] == pytest.approx((metrics["eval_return_mean"] + 1200) / 10)
 
 
-def test_parts_of_a_mix_are_held_to_the_same(tiny, tmp_path):
+def test_parts_of_a_mix_are_checked_like_single_sources(tiny, tmp_path):
     own = from_file(file_of(tmp_path, "Pendulum-v1", "own.npz"))
     other = from_file(file_of(tmp_path, "Acrobot-v1", "other.npz"))
     with pytest.raises(ValueError, match=r"other\.npz was recorded in Acrobot-v1"):
@@ -159,9 +159,9 @@ def test_actions_that_look_scaled_are_refused_until_their_units_are_set(tiny, tm
     given = from_file(str(tmp_path / "a.npz"))
     with pytest.raises(ValueError, match=r"every action lies within \[-1, 1\] .*dataset_action_units to unit"):
         _build_offline_dataset(tiny("cql", **given))
-    told = {units: _build_offline_dataset(tiny("cql", **given, dataset_action_units=units)) for units in ("unit", "environment")}  # fmt: skip
-    np.testing.assert_allclose(told["unit"].actions, scaled["actions"], rtol=1e-6)
-    np.testing.assert_allclose(told["environment"].actions, scaled["actions"] / 2, rtol=1e-6)
+    read = {units: _build_offline_dataset(tiny("cql", **given, dataset_action_units=units)) for units in ("unit", "environment")}  # fmt: skip
+    np.testing.assert_allclose(read["unit"].actions, scaled["actions"], rtol=1e-6)
+    np.testing.assert_allclose(read["environment"].actions, scaled["actions"] / 2, rtol=1e-6)
 
 
 def test_what_this_package_recorded_is_in_the_environments_units():
