@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from rl_training.envs.factory import AtariOptions, EnvOptions, PixelOptions, RewardOptions
+from rl_training.envs.options import AtariOptions, EnvOptions, PixelOptions, RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import markdown_table
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec

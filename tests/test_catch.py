@@ -1,4 +1,4 @@
-"""Catch: a whole task in one picture."""
+"""Catch: a whole task in one image."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def env():
     return gym.make("rl_training.envs.catch:Catch-v0", render_mode="rgb_array")
 
 
-def where(picture: np.ndarray, value: int) -> tuple[int, int]:
+def where(image: np.ndarray, value: int) -> tuple[int, int]:
     """The cell that is this bright."""
-    return tuple(int(i) for i in np.argwhere(picture[0, ::PIXELS, ::PIXELS] == value)[0])
+    return tuple(int(i) for i in np.argwhere(image[0, ::PIXELS, ::PIXELS] == value)[0])
 
 
 def play(env, seed: int, follow: bool) -> float:
-    picture, _ = env.reset(seed=seed)
+    image, _ = env.reset(seed=seed)
     paid = []
     while True:
-        ball, paddle = where(picture, 255)[1], where(picture, 128)[1]
+        ball, paddle = where(image, 255)[1], where(image, 128)[1]
         towards = np.sign(ball - paddle)
-        picture, reward, ended, cut, _ = env.step(STAY + int(towards if follow else -towards if towards else 1))
+        image, reward, ended, cut, _ = env.step(STAY + int(towards if follow else -towards if towards else 1))
         paid.append(reward)
         assert not cut
         if ended:
@@ -43,20 +43,20 @@ def test_following_the_ball_always_catches_it_and_fleeing_never_does(env):
 def test_the_ball_starts_in_every_column_and_falls_straight(env):
     columns = set()
     for seed in range(60):
-        picture, _ = env.reset(seed=seed)
-        row, column = where(picture, 255)
+        image, _ = env.reset(seed=seed)
+        row, column = where(image, 255)
         assert row == 0
         columns.add(column)
-        picture = env.step(STAY)[0]
-        assert where(picture, 255) == (1, column)
+        image = env.step(STAY)[0]
+        assert where(image, 255) == (1, column)
     assert columns == set(range(CELLS))
 
 
-def test_a_rendered_picture_shows_the_board(env):
-    picture, _ = env.reset(seed=0)
+def test_a_rendered_image_shows_the_board(env):
+    image, _ = env.reset(seed=0)
     shown = env.render()
     assert shown.shape == (256, 256, 3) and shown.dtype == np.uint8
-    assert (shown[::8, ::8, 0] == picture[0]).all()
+    assert (shown[::8, ::8, 0] == image[0]).all()
 
 
 def test_a_config_names_it(tmp_path):

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from rl_training.artifacts.collection import collect_from_checkpoint, export_replay
+from rl_training.artifacts.collection import export_replay
 from rl_training.cli import main
 from rl_training.data.dataset_files import read_npz
-from rl_training.data.offline_dataset import DatasetError
+from rl_training.data.errors import DatasetError
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.experience import collect_from_checkpoint
 from rl_training.runtime.workflows import predict_checkpoint
 
 
@@ -80,8 +81,8 @@ def test_the_command_records_and_describes(sac_run, tmp_path, capsys):
     file = str(tmp_path / "deep" / "data.npz")
     words = ["collect", "--checkpoint", str(sac_run.run_dir), "--steps", "300", "--output", file, "--expert", "-150"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "300 transitions in 2 episodes of Pendulum-v1" in said and "expert_return -150.0" in said
+    printed = capsys.readouterr().out
+    assert "300 transitions in 2 episodes of Pendulum-v1" in printed and "expert_return -150.0" in printed
     data = read_npz(tmp_path / "deep" / "data.npz")
     assert data.meta["env_id"] == "Pendulum-v1" and data.meta["seed"] == 0 and len(data.meta["returns"]) == 2
     assert data.meta["versions"]["gymnasium"] and data.meta["random_return"] < -500
@@ -113,8 +114,8 @@ def test_the_command_exports_a_replay_and_collects_at_random(sac_run, tmp_path, 
 def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["collect", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
 
 
 def test_the_whole_way_from_a_file(sac_run, tmp_path, tiny):

@@ -220,7 +220,7 @@ def test_a_mix_of_images_and_vectors_is_refused_with_the_reason():
         EnvFactory(PictureAndVector, {}).make(training=True)
 
 
-class Picture(Counter):
+class ImageEnv(Counter):
     def __init__(self, shape=(48, 48, 3), **kwargs):
         super().__init__(**kwargs)
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
@@ -231,7 +231,7 @@ class Picture(Counter):
 
 @pytest.mark.parametrize("shape", [(48, 48, 3), (3, 48, 48)])
 def test_images_reach_the_networks_channel_first(shape):
-    collector = Collector(EnvFactory(lambda: Picture(shape), {}), 1, seed=0)
+    collector = Collector(EnvFactory(lambda: ImageEnv(shape), {}), 1, seed=0)
     assert collector.obs.shape == (1, 3, 48, 48) and collector.obs.dtype == np.uint8
 
 
@@ -239,7 +239,7 @@ def test_images_reach_the_networks_channel_first(shape):
 def test_learning_from_images(tiny, algo):
     from rl_training.api import algorithms
 
-    agent = getattr(algorithms, algo.upper())(tiny(algo, total_timesteps=64, hidden_sizes=[16]), env=Picture)
+    agent = getattr(algorithms, algo.upper())(tiny(algo, total_timesteps=64, hidden_sizes=[16]), env=ImageEnv)
     agent.learn()
     assert agent.predict(np.zeros((48, 48, 3), np.uint8)) in (0, 1)
 
@@ -249,8 +249,8 @@ def test_frames_are_stacked_oldest_first():
     assert env.reset(seed=0)[0].tolist() == [0, 0, 0]
     env.step(0)
     assert env.step(0)[0].tolist() == [0, 1, 2]
-    pictures = FrameStack(Picture((3, 48, 48)), 2)
-    assert pictures.observation_space.shape == (6, 48, 48)
+    images = FrameStack(ImageEnv((3, 48, 48)), 2)
+    assert images.observation_space.shape == (6, 48, 48)
 
 
 def test_area_resize_averages():
@@ -350,7 +350,7 @@ def test_many_rows_wrap_around():
     assert sorted(replay.rows(np.arange(5))["rewards"].tolist()) == [7, 8, 9, 10, 11]
 
 
-def test_two_samples_do_not_share_memory_unless_asked():
+def test_two_samples_do_not_share_memory_unless_requested():
     for reuse in (False, True):
         replay = ReplayBuffer(50, (1,), reuse=reuse)
         replay.add(

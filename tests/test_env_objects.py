@@ -177,7 +177,7 @@ def test_what_is_no_environment_is_refused(source):
         EnvFactory(source, {}).make(training=True)
 
 
-def test_pictures_can_be_had_of_a_copy():
+def test_a_copy_renders_images():
     env = changed()
     copy = EnvFactory(env, {}, render=True).make(training=False)
     copy.reset(seed=0)

@@ -165,7 +165,7 @@ def test_a_nan_at_reset_is_the_environments_not_the_networks(tiny):
         get_algorithm_spec("ppo").train(tiny("ppo", eval_interval=0), env=Sick)
 
 
-def test_a_reset_that_takes_no_seed_is_told_what_to_take():
+def test_a_reset_that_takes_no_seed_is_refused_with_the_right_signature():
     class Seedless(Counter):
         def reset(self):
             return np.zeros(1, np.float32), {}
@@ -178,7 +178,7 @@ def test_a_reset_that_takes_no_seed_is_told_what_to_take():
             attempt()
 
 
-def picture(dtype):
+def image(dtype):
     class Picture(Counter):
         observation_space = gym.spaces.Box(0, 255, (40, 48, 3), np.uint8)
 
@@ -188,11 +188,11 @@ def picture(dtype):
     return Picture
 
 
-def test_pictures_of_another_type_than_their_space_are_refused():
-    Collector(EnvFactory(picture(np.uint8), {}), 1, seed=0).step(np.zeros(1, np.int64))
+def test_images_of_another_type_than_their_space_are_refused():
+    Collector(EnvFactory(image(np.uint8), {}), 1, seed=0).step(np.zeros(1, np.int64))
     for attempt in (
-        lambda: Collector(EnvFactory(picture(np.float32), {}), 1, seed=0),
-        lambda: evaluate(Zero(), EnvFactory(picture(np.float32), {}), episodes=1, seed=0),
+        lambda: Collector(EnvFactory(image(np.float32), {}), 1, seed=0),
+        lambda: evaluate(Zero(), EnvFactory(image(np.float32), {}), episodes=1, seed=0),
     ):
         with pytest.raises(EnvironmentFailure, match=r"observation of type float32.*its space says uint8"):
             attempt()
@@ -207,8 +207,8 @@ BOX = gym.spaces.Box
         (BOX(0, 1, (84, 84, 3), np.float32), r"three dimensions.*uint8"),
         (BOX(0, 1, (3, 84, 84), np.float64), r"three dimensions.*uint8"),
         (BOX(0, 255, (4, 84, 84, 3), np.uint8), r"4 dimensions"),
-        (BOX(0, 255, (84, 84), np.uint8), r"look like a picture.*channel"),
-        (BOX(0, 1, (28, 28), np.float32), r"look like a picture"),
+        (BOX(0, 255, (84, 84), np.uint8), r"look like an image.*channel"),
+        (BOX(0, 1, (28, 28), np.float32), r"look like an image"),
         (BOX(0, 255, (84, 84, 27), np.uint8), r"which axis.*channels"),
         (gym.spaces.Dict({"a": gym.spaces.Dict({"eye": BOX(0, 255, (40, 40, 3), np.uint8)})}), "mix of images"),
         (gym.spaces.Dict({"a": gym.spaces.Dict({"eye": BOX(0, 1, (40, 40, 3), np.float32)})}), "mix of images"),

@@ -9,7 +9,8 @@ import torch
 
 from rl_training.cli import main
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
-from rl_training.data.environment_match import in_agent_units, time_limits
+from rl_training.data.agent_units import in_agent_units
+from rl_training.data.environment_match import time_limits
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset
@@ -104,9 +105,9 @@ def test_shifted_successors_without_marks_are_cut_at_the_limit_too():
     assert lengths(data) == [9] * 5 and crosses(data) == 0
 
 
-def test_what_was_assumed_is_said():
+def test_an_assumption_leads_to_a_warning():
     columns = without(recorded(), "next_obs", "truncations")
-    with pytest.warns(UserWarning, match=r"3 episodes were cut after 10 steps, the time limit, and their last"):
+    with pytest.warns(UserWarning, match=r"3 episodes were truncated after 10 steps, the time limit, and their last"):
         data = TransitionDataset.from_dict(columns, where="a.npz", time_limit=LIMIT)
     assert data.meta["assumed_episode_steps"] == 10
 
@@ -119,7 +120,7 @@ def test_where_nothing_shows_the_cuts_the_data_is_refused_in_one_line():
     with pytest.raises(ValueError, match="neither truncations"):
         TransitionDataset.from_dict(without(columns, "terminations", dones=columns["terminations"]))
     uncut = TransitionDataset.from_dict({**columns, "truncations": np.zeros(len(columns["rewards"]))})
-    assert lengths(uncut) == [14, 27, 10, 2]  # as it was said
+    assert lengths(uncut) == [14, 27, 10, 2]  # as the file has it
 
 
 def test_episodes_shorter_than_the_limit_need_no_cut(recwarn):
@@ -141,7 +142,9 @@ def test_dones_alone_at_the_time_limit_are_cuts(successors):
     columns = recorded(NO_TIES)
     ends = columns["terminations"] | columns["truncations"]
     gone = ("terminations", "truncations") if successors else ("terminations", "truncations", "next_obs")
-    with pytest.warns(UserWarning, match="the 3 episodes that end after 10 steps, the time limit, are taken as cut"):
+    with pytest.warns(
+        UserWarning, match="the 3 episodes that end after 10 steps, the time limit, are taken as truncated"
+    ):
         data = TransitionDataset.from_dict(without(columns, *gone, dones=ends), time_limit=LIMIT)
     marked = TransitionDataset.from_dict(columns if successors else without(columns, "next_obs"))
     assert data.fingerprint() == marked.fingerprint() and crosses(data) == 0
@@ -188,7 +191,7 @@ def test_rows_in_no_order_have_no_episodes():
     for names in ((), ("truncations",)):
         data = TransitionDataset.from_dict({k: v[order] for k, v in without(columns, *names).items()})
         assert not data.in_order and data.episode_returns.isnan().all() and crosses(data) == 0
-        with pytest.raises(ValueError, match="no order"):
+        with pytest.raises(ValueError, match="not in time order"):
             data.with_discounted_returns_to_go(0.9)
         with pytest.raises(ValueError, match="which are best is not known"):
             data.best(0.5)
@@ -277,26 +280,26 @@ def test_dataset_info_counts_them(tmp_path, capsys, monkeypatch):
     columns = without(recorded(episodes), "next_obs", "truncations")
     path = str(write("npz", tmp_path, columns, monkeypatch)["dataset_path"])
     assert main(["dataset", "info", path]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--episode-steps or --env" in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "--episode-steps or --env" in printed
     for words in (["--env", "Pendulum-v1"], ["--episode-steps", "200"]):
         assert main(["dataset", "info", path, *words, "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert (facts["episodes"], facts["terminations"], facts["truncations"], facts["unfinished"]) == (60, 12, 48, 0)
         assert facts["return_quantiles"][-1] == -20  # the first episode: twenty steps of -1
-        assert any("48 episodes were cut after 200 steps" in text for text in facts["concerns"])
+        assert any("48 episodes were truncated after 200 steps" in text for text in facts["concerns"])
     write("npz", tmp_path, columns, monkeypatch, meta={"env_id": "Pendulum-v1"})  # a file that says where it is from
     assert main(["dataset", "info", path]) == 0
     assert "transitions in 60 episodes of Pendulum-v1" in capsys.readouterr().out
 
 
-def test_two_limits_that_could_be_meant_are_asked_about(tmp_path, monkeypatch, tiny):
+def test_two_possible_time_limits_are_refused_until_one_is_chosen(tmp_path, monkeypatch, tiny):
     columns = without(recorded([(200, "cut")] * 3), "next_obs", "truncations")
     path = str(write("npz", tmp_path, columns, monkeypatch)["dataset_path"])
     given = {"dataset_kind": "npz", "dataset_path": path, "env_kwargs": {"max_episode_steps": 150}}
-    with pytest.raises(ValueError, match=r"time limit is 150 or 200 .* say which .* dataset_episode_steps"):
+    with pytest.raises(ValueError, match=r"time limit is 150 or 200 .* choose the one .* dataset_episode_steps"):
         _build_offline_dataset(tiny("bc", **given))
-    with pytest.warns(UserWarning, match="3 episodes were cut after 200 steps"):
+    with pytest.warns(UserWarning, match="3 episodes were truncated after 200 steps"):
         data = _build_offline_dataset(tiny("bc", **given, dataset_episode_steps=200))
     assert lengths(data) == [199] * 3
     assert time_limits(EnvFactory("Pendulum-v1", {"training": {"max_episode_steps": 9}})) == {9, 200}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_files import read_npz, write_hdf5, write_minari, write_npz
-from rl_training.data.environment_match import in_agent_units
 from rl_training.data.recorder import collect_random
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
@@ -172,7 +172,7 @@ def test_hdf5_in_d4rls_layout(tmp_path):
         load_transition_dataset("hdf5", dataset_path=tmp_path / "b.hdf5")
 
 
-def test_minari_by_id_local_only_unless_asked(tmp_path, monkeypatch):
+def test_minari_by_id_local_only_unless_requested(tmp_path, monkeypatch):
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     data = collect_random(EnvFactory("Pendulum-v1", {}), 450, seed=3)

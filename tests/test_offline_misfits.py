@@ -11,8 +11,8 @@ import torch
 from rl_training.artifacts.collection import export_replay
 from rl_training.cli import main
 from rl_training.data import TransitionDataset, load_transition_dataset
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_files import read_npz, write_npz
-from rl_training.data.environment_match import in_agent_units
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import get_algorithm_spec
@@ -83,7 +83,7 @@ def test_its_own_environment_needs_no_word_and_scores(tiny, tmp_path):
     assert metrics["eval_score"] == pytest.approx((metrics["eval_return_mean"] + 1200) / 10)
 
 
-def test_parts_of_a_mix_are_held_to_the_same(tiny, tmp_path):
+def test_parts_of_a_mix_are_checked_like_single_sources(tiny, tmp_path):
     own = from_file(file_of(tmp_path, "Pendulum-v1", "own.npz"))
     other = from_file(file_of(tmp_path, "Acrobot-v1", "other.npz"))
     with pytest.raises(ValueError, match=r"other\.npz was recorded in Acrobot-v1"):
@@ -109,13 +109,13 @@ def test_an_environment_object_is_known_by_its_specification(tiny, tmp_path):
         train(tiny("bc", env_id="Custom", **given), env=lambda: gym.make("Pendulum-v1"))
 
 
-def test_an_environment_without_a_name_cannot_be_compared_and_that_is_said(tiny, tmp_path):
+def test_an_environment_without_a_name_cannot_be_compared_and_a_warning_is_given(tiny, tmp_path):
     t = np.arange(8, dtype=np.float32)
     data = {"obs": t[:, None], "actions": np.ones(8, int), "rewards": np.ones(8), "next_obs": t[:, None] + 1}
     data |= {"terminations": t == 7, "truncations": np.zeros(8), "meta": {"env_id": "Elsewhere-v3"}}
     write_npz(tmp_path / "a.npz", TransitionDataset.from_dict(data))
     config = tiny("bc", **from_file(str(tmp_path / "a.npz")), total_timesteps=2)
-    with pytest.warns(UserWarning, match=r"recorded in Elsewhere-v3; whether that is the run's .* cannot be told"):
+    with pytest.warns(UserWarning, match=r"recorded in Elsewhere-v3; whether that is the run's .* cannot be seen"):
         get_algorithm_spec("bc").train(config, env=lambda: Counter(limit=8))
 
 
@@ -153,15 +153,15 @@ def test_options_that_would_do_nothing_are_refused(tiny, options, message):
 # ---- units and shapes
 
 
-def test_actions_that_were_scaled_already_are_asked_about(tiny, tmp_path):
+def test_actions_that_look_scaled_are_refused_until_their_units_are_set(tiny, tmp_path):
     scaled = columns(actions=np.random.default_rng(0).uniform(-1, 1, (150, 1)).clip(-0.99, 1))
     np.savez(tmp_path / "a.npz", **scaled)
     given = from_file(str(tmp_path / "a.npz"))
-    with pytest.raises(ValueError, match=r"every action lies within \[-1, 1\] .*dataset_action_units: unit"):
+    with pytest.raises(ValueError, match=r"every action lies within \[-1, 1\] .*dataset_action_units to unit"):
         _build_offline_dataset(tiny("cql", **given))
-    told = {units: _build_offline_dataset(tiny("cql", **given, dataset_action_units=units)) for units in ("unit", "environment")}  # fmt: skip
-    np.testing.assert_allclose(told["unit"].actions, scaled["actions"], rtol=1e-6)
-    np.testing.assert_allclose(told["environment"].actions, scaled["actions"] / 2, rtol=1e-6)
+    read = {units: _build_offline_dataset(tiny("cql", **given, dataset_action_units=units)) for units in ("unit", "environment")}  # fmt: skip
+    np.testing.assert_allclose(read["unit"].actions, scaled["actions"], rtol=1e-6)
+    np.testing.assert_allclose(read["environment"].actions, scaled["actions"] / 2, rtol=1e-6)
 
 
 def test_what_this_package_recorded_is_in_the_environments_units():

@@ -1,4 +1,4 @@
-"""Replay: returns over several steps, pictures stored once, priorities by mass."""
+"""Replay: returns over several steps, frames stored once, priorities by mass."""
 
 import numpy as np
 import pytest
@@ -94,15 +94,15 @@ def test_open_windows_are_part_of_the_state():
     assert rows(one) == rows(two) and len(one) == 6
 
 
-# ---- pictures
+# ---- frames
 
 
-def picture(number, shape=(1, 4, 4)):
+def frame(number, shape=(1, 4, 4)):
     return np.full(shape, number, np.uint8)
 
 
 def stack(*numbers):
-    return np.concatenate([picture(n) for n in numbers])
+    return np.concatenate([frame(n) for n in numbers])
 
 
 def images(capacity=40, frames=4, **options):
@@ -112,7 +112,7 @@ def images(capacity=40, frames=4, **options):
 
 
 def play(buffer, episodes, length=6, frames=4):
-    """Episodes of stacked pictures, each with a number of its own; returns the pairs that should be stored."""
+    """Episodes of stacked frames, each with a number of its own; returns the pairs that should be stored."""
     pairs, number = [], 1
     for _ in range(episodes):
         history = [number] * frames
@@ -134,22 +134,22 @@ def shown(batch):
     return [(tuple(o[:, 0, 0].tolist()), tuple(n[:, 0, 0].tolist())) for o, n in zip(batch["obs"], batch["next_obs"])]
 
 
-def test_every_picture_is_stored_once():
+def test_every_frame_is_stored_once():
     buffer = images()
     pairs = play(buffer, episodes=3)
     assert shown(buffer.rows(np.arange(len(buffer)))) == pairs
-    assert buffer._frames.count == 3 * (6 + 1)  # not 3 * 6 * 8
+    assert buffer._layout.frames.count == 3 * (6 + 1)  # not 3 * 6 * 8
 
 
-def test_windows_over_several_steps_share_their_pictures():
+def test_windows_over_several_steps_share_their_frames():
     buffer = images(n_step=3, gamma=0.9)
     pairs = play(buffer, episodes=3)
-    assert buffer._frames.count == 3 * 7
+    assert buffer._layout.frames.count == 3 * 7
     first, after_three = shown(buffer.rows(np.array([0])))[0]
     assert first == pairs[0][0] and after_three == pairs[2][1]
 
 
-def test_unrelated_pictures_are_kept_as_they_are():
+def test_unrelated_frames_are_kept_as_they_are():
     buffer = images(frames=1)
     rng = np.random.default_rng(0)
     obs, next_obs = (rng.integers(256, size=(20, 1, 4, 4), dtype=np.uint8) for _ in range(2))
@@ -160,11 +160,11 @@ def test_unrelated_pictures_are_kept_as_they_are():
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-def test_rows_whose_pictures_are_gone_are_never_drawn(kind):
+def test_rows_whose_frames_are_gone_are_never_drawn(kind):
     buffer = kind(8, (1, 4, 4), (), obs_dtype=np.uint8, action_dtype=np.int64)
-    buffer._frames.__init__(10, (1, 4, 4))  # room for far fewer pictures than episodes of one step need
+    buffer._layout.frames.__init__(10, (1, 4, 4))  # room for far fewer frames than episodes of one step need
     for t in range(60):
-        buffer.add(obs=picture(2 * t), actions=0, rewards=float(t), next_obs=picture(2 * t + 1), dones=1.0)
+        buffer.add(obs=frame(2 * t), actions=0, rewards=float(t), next_obs=frame(2 * t + 1), dones=1.0)
     assert len(buffer) == 5
     for _ in range(20):
         batch = buffer.sample(16)
@@ -172,21 +172,21 @@ def test_rows_whose_pictures_are_gone_are_never_drawn(kind):
         assert (batch["next_obs"][:, 0, 0, 0].float() == 2 * batch["rewards"] + 1).all()
 
 
-def test_pictures_survive_many_turns_of_the_ring_and_saving():
+def test_frames_survive_many_turns_of_the_ring_and_saving():
     one, two = images(capacity=30, rng=Rng(1, "a")), images(capacity=30)
     for buffer in (one, two):
-        buffer._frames.__init__(45, (4, 4, 4), 4)
+        buffer._layout.frames.__init__(45, (4, 4, 4), 4)
     pairs = play(one, episodes=30)
-    assert one._frames.count > 4 * one._frames.capacity and len(one) == 30
+    assert one._layout.frames.count > 4 * one._layout.frames.capacity and len(one) == 30
     two.load_state_dict(one.state_dict())
     assert set(shown(one.sample(1000))) == set(pairs[-30:])
     two.rng.generator.bit_generator.state = one.rng.generator.bit_generator.state
     assert_same(one.sample(50), two.sample(50))
 
 
-def test_memory_of_stacked_pictures_is_a_tenth_more_than_the_pictures():
+def test_memory_of_stacked_frames_is_a_tenth_more_than_the_frames():
     buffer = ReplayBuffer(10_000, (4, 84, 84), (), obs_dtype=np.uint8, action_dtype=np.int64, frames=4)
-    bytes_held = buffer._frames._data.nbytes + buffer._packed.nbytes
+    bytes_held = buffer._layout.frames._data.nbytes + buffer._layout.matrix.nbytes
     assert bytes_held < 1.15 * 10_000 * 84 * 84
 
 

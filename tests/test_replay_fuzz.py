@@ -15,8 +15,8 @@ from toys import assert_same
 GAMMA = 0.5
 
 
-def picture(number):
-    """A picture of two by two pixels that tells its number."""
+def frame(number):
+    """A frame of two by two pixels that encodes its number."""
     return np.array([number], "<u4").view(np.uint8).reshape(1, 2, 2)
 
 
@@ -33,7 +33,7 @@ class Games:
             self.begin(e)
 
     def new(self, e):
-        """The first ``still`` environments show one picture for ever."""
+        """The first ``still`` environments show one frame for ever."""
         self.number += 1
         return 1_000_000 + e if e < self.still else self.number
 
@@ -44,7 +44,7 @@ class Games:
     def shown(self, histories):
         if not self.images:
             return np.array(histories, np.float32)
-        return np.stack([np.concatenate([picture(number) for number in history]) for history in histories])
+        return np.stack([np.concatenate([frame(number) for number in history]) for history in histories])
 
     def play(self, moments, *buffers):
         for _ in range(moments):
@@ -98,9 +98,9 @@ class Games:
         return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
-def numbers(pictures):
-    """The numbers that pictures tell: (B, stack)."""
-    array = np.ascontiguousarray(np.asarray(pictures))
+def numbers(frames):
+    """The numbers that frames encode: (B, stack)."""
+    array = np.ascontiguousarray(np.asarray(frames))
     return array.reshape(len(array), -1, 4).view("<u4")[..., 0] if array.dtype == np.uint8 else array.astype(int)
 
 
@@ -124,8 +124,8 @@ def assert_right(buffer, games, n=1):
 
 
 def most(buffer, games, n=1):
-    """As many of the newest rows as the pictures that fit allow, beside those of open windows and of one transition more."""
-    rows, room = games.rows(n), buffer._frames.capacity - 2 * games.stack
+    """As many of the newest rows as the frames that fit allow, beside those of open windows and of one transition more."""
+    rows, room = games.rows(n), buffer._layout.frames.capacity - 2 * games.stack
     seen = {number for steps in games.steps for row in steps[-n:] for number in (*row[0], *row[3])}
     for count, row in enumerate(reversed(rows[-buffer.capacity :])):
         seen.update(row[0], row[3])
@@ -158,7 +158,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("envs", "lengths", "still", "stack", "n", "prioritized"), CASES)
-def test_every_row_that_can_be_drawn_shows_the_right_pictures(envs, lengths, still, stack, n, prioritized):
+def test_every_row_that_can_be_drawn_shows_the_right_frames(envs, lengths, still, stack, n, prioritized):
     games = Games(envs, lengths=lengths, stack=stack, still=still, seed=envs)
     buffer = image_buffer(400, stack, prioritized=prioritized, n=n)
     for part in range(6):
@@ -197,12 +197,12 @@ def test_a_saved_buffer_goes_on_in_one_of_the_same_and_of_a_larger_capacity(
     ("lengths", "still", "share"), [((12, 50), 0, 1.0), ((30, 90), 3, 1.0), ((2, 2), 0, 1.1 / 1.5), ((1, 1), 0, 0.55)]
 )
 @pytest.mark.parametrize("envs", [1, 8])
-def test_rows_are_lost_only_to_pictures_that_do_not_fit(envs, lengths, still, share):
-    """A tenth more pictures than rows: nothing is lost from ten steps an episode on; two pictures a row leave 55 %."""
+def test_rows_are_lost_only_to_frames_that_do_not_fit(envs, lengths, still, share):
+    """A tenth more frames than rows: nothing is lost from ten steps an episode on; two frames a row leave 55 %."""
     games = Games(envs, lengths=lengths, stack=4, still=min(still, envs))
     buffer = image_buffer(4_000, 4)
     games.play(8_000 // envs, buffer)
-    share = min(1.0, share * buffer._frames.capacity / 4_400)  # small buffers have room for a few more
+    share = min(1.0, share * buffer._layout.frames.capacity / 4_400)  # small buffers have room for a few more
     assert len(buffer) / buffer.capacity == pytest.approx(share, abs=0.01)
 
 
@@ -313,8 +313,8 @@ def test_sequences_of_a_lost_environment_end_with_its_last_observation():
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_picture_is_kept_that_nothing_shows(n):
-    """Also if observations jump without an end that was said."""
+def test_no_frame_is_kept_that_nothing_shows(n):
+    """Also if observations jump without a flag for the end."""
     games = Games(4, lengths=(2, 9), stack=2)
     buffer = image_buffer(100, 2, n=n)
     for _ in range(30):
@@ -324,7 +324,7 @@ def test_no_picture_is_kept_that_nothing_shows(n):
     columns = buffer.columns()
     shown = {*numbers(columns["obs"]).ravel().tolist(), *numbers(columns["next_obs"]).ravel().tolist()}
     open_windows = {number for steps in games.steps for row in steps[-n:] for number in (*row[0], *row[3])}
-    assert buffer._frames.capacity - buffer._frames.room <= len(shown | open_windows)
+    assert buffer._layout.frames.capacity - buffer._layout.frames.room <= len(shown | open_windows)
 
 
 @pytest.mark.parametrize(("capacity", "n"), [(1, 1), (5, 1), (5, 3), (70, 40)])
@@ -335,7 +335,7 @@ def test_more_environments_than_rows_are_served_too(capacity, n):
         games.play(20, buffer)
         assert_right(buffer, games, n)
         assert len(buffer) == capacity
-        assert buffer._frames.capacity < 64 * (n + 4) * 2 + 400
+        assert buffer._layout.frames.capacity < 64 * (n + 4) * 2 + 400
     again = image_buffer(capacity, 4, n=n)
     again.load_state_dict(copy.deepcopy(buffer.state_dict()))
     games.play(20, buffer, again)
@@ -360,9 +360,9 @@ def test_a_checkpoint_from_when_frames_lay_in_a_ring_still_loads(n):
     games.play(150, buffer)  # nothing has been overwritten yet: places are the numbers of that ring
     state = copy.deepcopy(buffer.state_dict())
     del state["frames"]["free"], state["frames"]["grown"]
-    columns = [buffer._columns[name][: buffer.written].astype(int) for name in ("obs", "next_obs")]
+    columns = [buffer._layout.columns[name][: buffer.written].astype(int) for name in ("obs", "next_obs")]
     oldest = np.concatenate(columns, 1).min(1)
-    oldest[7] = -1  # as if its pictures had been overwritten
+    oldest[7] = -1  # as if its frames had been overwritten
     state["oldest_frame"] = torch.from_numpy(oldest)
     again = image_buffer(400, 2, n=n)
     again.load_state_dict(state)

@@ -19,7 +19,7 @@ pytest.importorskip("imageio_ffmpeg")
 
 
 class Filmed(Counter):
-    """Shows t as a brightness, in a picture with odd sides."""
+    """Shows t as a brightness, in an image with odd sides."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -116,10 +116,10 @@ def test_without_the_extra_the_command_says_what_to_install(run_dir, monkeypatch
     assert "pip install 'rl_training[video]'" in capsys.readouterr().err
 
 
-def test_an_environment_given_as_an_object_is_made_again_with_pictures():
+def test_an_environment_given_as_an_object_is_made_again_so_that_it_renders():
     env = EnvFactory(gym.make("CartPole-v1"), {}, render=True).make(training=False)
     env.reset(seed=0)
-    assert video.picture(env).shape == (400, 600, 3)
+    assert video.render_frame(env).shape == (400, 600, 3)
 
 
 def test_recording_changes_nothing_and_resumes_exactly(tiny):

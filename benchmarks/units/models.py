@@ -91,7 +91,7 @@ def policy_updates(algo: str) -> None:
     real.add(**data)
     imagined.add(**data)
     if algo == "mbpo":
-        from rl_training.data.replay_buffer import Mixed
+        from rl_training.data.sources import Mixed
 
         source = Mixed((real, 0.05), (imagined, 0.95))
     else:

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_options import DatasetOptions
-from rl_training.data.environment_match import in_agent_units, of_environment
-from rl_training.data.offline_dataset import DatasetError, TransitionDataset
+from rl_training.data.environment_match import match_environment
+from rl_training.data.errors import DatasetError
+from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.envs.factory import EnvFactory, RewardOptions
+from rl_training.envs.factory import EnvFactory
+from rl_training.envs.options import RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import LONGEST
@@ -117,7 +120,7 @@ def _misfits(data: TransitionDataset, factory: EnvFactory) -> list[str]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            in_agent_units(of_environment(data, factory, "it", allow=False), factory.spaces(), "it", units="auto")
+            in_agent_units(match_environment(data, factory, "it", allow=False), factory.spaces(), "it", units="auto")
         except DatasetError as error:
             return [str(error)]
     return [str(warning.message) for warning in said]

@@ -95,8 +95,8 @@ def _collect(args: argparse.Namespace) -> None:
 
 def _dataset_info(args: argparse.Namespace) -> None:
     from rl_training.artifacts.collection import describe
+    from rl_training.data.dataset_files import load_transition_dataset
     from rl_training.data.environment_match import time_limits
-    from rl_training.data.offline_dataset import load_transition_dataset
     from rl_training.envs.factory import EnvFactory
 
     local = args.format is None and not Path(args.path).suffix and not Path(args.path).exists()

@@ -14,15 +14,54 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.errors import reason
-from rl_training.data.boundaries import DatasetError, TimeLimit
+from rl_training.base.files import write_durably
+from rl_training.data.boundaries import TimeLimit
+from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import TransitionDataset
 
+__all__ = [
+    "load_transition_dataset",
+    "read_hdf5",
+    "read_minari",
+    "read_npz",
+    "write_hdf5",
+    "write_minari",
+    "write_npz",
+]
+
 COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
+MINARI_REFERENCES = {"random_return": "ref_min_score", "expert_return": "ref_max_score"}  # our names and Minari's
+
+
+def load_transition_dataset(
+    kind: str,
+    *,
+    dataset_path: str | Path | None = None,
+    dataset_id: str | None = None,
+    download: bool = False,
+    time_limit: TimeLimit = None,
+) -> TransitionDataset:
+    """Read ``npz`` and ``hdf5`` by path, ``minari`` by the id of a local dataset, fetched only with ``download``.
+
+    ``time_limit`` is the number of steps after which episodes were truncated, for files that do not mark it.
+    """
+    if kind in ("pt", "pth", "torch", "pkl", "pickle"):
+        raise DatasetError(f"{kind} files can run code when they are read: unsafe for untrusted datasets; use npz")
+    readers = {"npz": read_npz, "hdf5": read_hdf5}
+    if kind in readers:
+        if dataset_path is None:
+            raise DatasetError(f"{kind} data needs dataset_path")
+        return readers[kind](Path(dataset_path), time_limit=time_limit)
+    if kind == "minari":
+        if dataset_id is None:
+            raise DatasetError("minari data needs dataset_id")
+        return read_minari(dataset_id, download=download)
+    raise DatasetError(f"unknown kind of dataset {kind!r}; known: npz, hdf5, minari")
 
 
 def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     """Columns by name, and a ``meta`` of JSON if there is one."""
-    _exists(path)
+    _require_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
@@ -47,9 +86,7 @@ def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
 
 
 def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) -> None:
-    """The columns by name and, as text, what the dataset says about itself. Equal content gives equal files."""
-    from rl_training.base.files import write_durably
-
+    """The columns by name, and the dataset's ``meta`` as JSON. Equal content gives equal files."""
     arrays = {**_arrays(dataset), "meta": np.array(json.dumps(dataset.meta, sort_keys=True))}
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as archive:
@@ -65,8 +102,8 @@ def write_npz(path: Path, dataset: TransitionDataset, *, compress: bool = True) 
 
 def read_hdf5(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     """D4RL's layout: observations, actions, rewards, terminals, timeouts and, in most files, next_observations."""
-    _exists(path)
-    h5py = _need("h5py")
+    _require_file(path)
+    h5py = _require_package("h5py")
     try:
         with h5py.File(path, "r") as file:
             columns = {
@@ -84,7 +121,8 @@ def read_hdf5(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
 
 
 def write_hdf5(path: Path, dataset: TransitionDataset) -> None:
-    h5py = _need("h5py")
+    """D4RL's layout and names, with the dataset's ``meta`` as JSON."""
+    h5py = _require_package("h5py")
     theirs = {
         "obs": "observations",
         "next_obs": "next_observations",
@@ -101,33 +139,23 @@ def write_hdf5(path: Path, dataset: TransitionDataset) -> None:
 
 
 def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset:
-    minari = _need("minari")
-    if dataset_id not in minari.list_local_datasets():
-        if not download:
-            known = ", ".join(sorted(minari.list_local_datasets())) or "none"
-            raise DatasetError(
-                f"no local Minari dataset {dataset_id!r} (local ones: {known}); it is fetched only if asked to"
-            )
-        try:
-            minari.download_dataset(dataset_id)
-        except Exception as error:
-            raise DatasetError(f"Minari could not fetch {dataset_id!r}: {reason(error)}") from None
-    source = minari.load_dataset(dataset_id)
+    """The episodes of a local Minari dataset, which is fetched only with ``download``."""
+    source = _minari_source(dataset_id, download)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for episode in source.iterate_episodes():
         if len(episode.rewards) == 0:
             continue
-        obs = _flat(source.observation_space, episode.observations, len(episode.rewards) + 1)
-        over, cut = np.asarray(episode.terminations, bool), np.array(episode.truncations, bool)
-        cut[-1] |= not over[-1]  # an episode that simply stops was cut
+        obs = _flatten(source.observation_space, episode.observations, len(episode.rewards) + 1)
+        terminated, truncated = np.asarray(episode.terminations, bool), np.array(episode.truncations, bool)
+        truncated[-1] |= not terminated[-1]  # an episode that simply stops was truncated
         parts["obs"].append(obs[:-1])
         parts["next_obs"].append(obs[1:])
         if not isinstance(episode.actions, np.ndarray):
             raise DatasetError(f"{dataset_id}: actions of {source.action_space} are not supported")
         parts["actions"].append(episode.actions)
         parts["rewards"].append(np.asarray(episode.rewards, np.float32))
-        parts["terminations"].append(over)
-        parts["truncations"].append(cut)
+        parts["terminations"].append(terminated)
+        parts["truncations"].append(truncated)
     if not parts["rewards"]:
         raise DatasetError(f"the Minari dataset {dataset_id!r} holds no episode")
     spec = source.env_spec
@@ -139,15 +167,32 @@ def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset
     }
     meta |= {
         ours: float(facts[theirs])
-        for ours, theirs in (("random_return", "ref_min_score"), ("expert_return", "ref_max_score"))
+        for ours, theirs in MINARI_REFERENCES.items()
         if facts.get(theirs) is not None and meta.get(ours) is None
     }
     return _dataset({**{name: np.concatenate(rows) for name, rows in parts.items()}, "meta": meta}, dataset_id)
 
 
+def _minari_source(dataset_id: str, download: bool) -> Any:
+    minari = _require_package("minari")
+    local = minari.list_local_datasets()
+    if dataset_id not in local:
+        if not download:
+            known = ", ".join(sorted(local)) or "none"
+            raise DatasetError(
+                f"no local Minari dataset {dataset_id!r} (local ones: {known}); "
+                "it is fetched only with dataset_download"
+            )
+        try:
+            minari.download_dataset(dataset_id)
+        except Exception as error:
+            raise DatasetError(f"Minari could not fetch {dataset_id!r}: {reason(error)}") from None
+    return minari.load_dataset(dataset_id)
+
+
 def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
     """A local Minari dataset of whole episodes; the environment gives it spaces and a specification."""
-    minari = _need("minari")
+    minari = _require_package("minari")
     from minari.data_collector import EpisodeBuffer
 
     arrays, episodes = _arrays(dataset), []
@@ -156,10 +201,7 @@ def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
         columns = {name: list(arrays[name][rows]) for name in ("actions", "rewards", "terminations", "truncations")}
         columns["truncations"][-1] |= not columns["terminations"][-1]
         episodes.append(EpisodeBuffer(id=number, observations=list(observations), **columns))
-    references = {
-        theirs: dataset.meta.get(ours)
-        for ours, theirs in (("random_return", "ref_min_score"), ("expert_return", "ref_max_score"))
-    }
+    references = {theirs: dataset.meta.get(ours) for ours, theirs in MINARI_REFERENCES.items()}
     try:
         with warnings.catch_warnings():  # it asks for an author's address
             warnings.simplefilter("ignore")
@@ -180,10 +222,11 @@ def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
 
 
 def _arrays(dataset: TransitionDataset) -> dict[str, np.ndarray]:
+    """The columns that files have, with both flags as booleans."""
     columns = {name: column.numpy() for name, column in dataset.columns().items()}
-    over = columns["dones"] > 0
-    cut = columns["truncations"] > 0 if "truncations" in columns else np.zeros(len(over), bool)
-    return {**{name: columns[name] for name in COLUMNS[:4]}, "terminations": over, "truncations": cut}
+    terminated = columns["dones"] > 0
+    truncated = columns["truncations"] > 0 if "truncations" in columns else np.zeros(len(terminated), bool)
+    return {**{name: columns[name] for name in COLUMNS[:4]}, "terminations": terminated, "truncations": truncated}
 
 
 def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) -> TransitionDataset:
@@ -196,7 +239,7 @@ def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) 
         raise DatasetError(f"{where} does not hold transitions ({reason(error)})") from None
 
 
-def _exists(path: Path) -> None:
+def _require_file(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"no dataset at {path}")
     if path.is_dir():
@@ -213,7 +256,7 @@ def _meta(text: Any, where: Any) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _need(package: str) -> Any:
+def _require_package(package: str) -> Any:
     from importlib import import_module
 
     try:
@@ -222,8 +265,8 @@ def _need(package: str) -> Any:
         raise DatasetError(f"this kind of data needs {package}: pip install 'rl_training[offline]'") from None
 
 
-def _flat(space: Any, observations: Any, rows: int) -> np.ndarray:
-    """Observations of one episode as rows; dictionaries and tuples are flattened as the environment's wrapper does it."""
+def _flatten(space: Any, observations: Any, rows: int) -> np.ndarray:
+    """Observations of one episode as rows; dictionaries and tuples are flattened as FlattenObservation does it."""
     import gymnasium as gym
 
     if isinstance(observations, np.ndarray):

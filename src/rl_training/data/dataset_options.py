@@ -1,4 +1,4 @@
-"""Options that say where a dataset comes from."""
+"""Options of a dataset: its source or sources, and what is done to its rewards."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from pydantic import model_validator
 
 from rl_training.base.options import Options, opt
 
+__all__ = ["FOR_FILES", "DatasetOptions", "Kind", "Mismatch", "MixedSource", "SourceOptions", "Units"]
+
 Kind = Literal["random", "npz", "minari", "hdf5"]
-
-
 Mismatch = Literal["refuse", "allow"]
-
-
 Units = Literal["auto", "environment", "unit"]
-
-
 FOR_FILES = ("dataset_env_mismatch", "dataset_episode_steps", "dataset_action_units")
 
 
@@ -34,7 +30,7 @@ class SourceOptions(Options):
         "refuse", "data that names another environment: refuse, or allow (its reference returns are then not used)"
     )
     dataset_episode_steps: int | None = opt(
-        None, "for files that mark no time-outs: steps after which episodes were cut; null: the time limit", ge=1
+        None, "for files that mark no time-outs: steps after which episodes were truncated; null: the time limit", ge=1
     )
     dataset_action_units: Units = opt(
         "auto",
@@ -44,11 +40,11 @@ class SourceOptions(Options):
     @model_validator(mode="after")
     def _complete(self) -> Any:
         kind = self.dataset_kind
-        wanted = {"npz": "dataset_path", "hdf5": "dataset_path", "minari": "dataset_id"}.get(kind)
+        needed = {"npz": "dataset_path", "hdf5": "dataset_path", "minari": "dataset_id"}.get(kind)
         for name in ("dataset_path", "dataset_id"):
-            if name == wanted and getattr(self, name) is None:
+            if name == needed and getattr(self, name) is None:
                 raise ValueError(f"{kind} data needs {name}")
-            if name != wanted and getattr(self, name) is not None:
+            if name != needed and getattr(self, name) is not None:
                 raise ValueError(f"{name} does nothing for {kind} data")
         if self.dataset_download and kind != "minari":
             raise ValueError(f"dataset_download does nothing for {kind} data")
@@ -59,12 +55,12 @@ class SourceOptions(Options):
         return self
 
     def _has_parts(self) -> bool:
-        """Whether these options hold for several sources, which have kinds of their own."""
+        """Whether these options describe a mix, whose sources have kinds of their own."""
         return False
 
 
 class MixedSource(SourceOptions):
-    """A source with its share of a mix."""
+    """One source of a mix, with its share."""
 
     weight: float = opt(1.0, "its share of the mix, relative to the others'", gt=0)
 
@@ -102,4 +98,5 @@ class DatasetOptions(SourceOptions):
         return self
 
     def idle(self) -> set[str]:
+        """Options that do nothing beside the others."""
         return {"dataset_mix_size", "dataset_mix_seed"} if self.dataset_mix is None else {"dataset_kind"}

@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import torch
 
-FREE, HELD = (
-    -1,
-    np.iinfo(np.int64).max,
-)  # instead of a row's number: nobody needs the frame, or something that is no row yet
+__all__ = ["FrameStore", "from_frame_ring"]
+
+# in place of a row's number: the frame is not needed, or transitions that are not rows yet will show it
+FREE, RETAINED = -1, np.iinfo(np.int64).max
 
 
 class FrameStore:
     """Places for single frames (uint8). An observation of ``stack`` frames is the places of that many.
 
-    Consecutive observations share frames: the next observation of one transition is the observation of the following one,
-    and a stack repeats all but its newest frame. Sharing is found by content, so it can never be wrong; where nothing is
-    shared, every frame is simply stored.
+    Consecutive observations share frames: the next observation of one transition is the observation of the following
+    one, and a stack repeats all but its newest frame. Sharing is found by content, so it can never be wrong; where
+    nothing is shared, every frame is simply stored.
 
-    Rows that show frames are numbered in the order in which they are stored, and leave in that order. Every frame knows the newest
-    row that shows it, and its place is free again once that row has left: however old the frame is, and whatever other
-    environments have stored since. A frame that no row shows yet is held until one does.
+    Rows that show frames are numbered in the order in which they are stored, and leave in that order. The newest row
+    that shows a frame is stored with it, and its place is free again once that row has left: however old the frame is,
+    and whatever other environments have stored since. A frame that no row shows yet is retained until one does.
     """
 
     def __init__(self, capacity: int, obs_shape: tuple[int, ...], stack: int = 1, *, reuse: bool = False) -> None:
@@ -36,7 +36,7 @@ class FrameStore:
         self._touched = 0  # places that have ever been used: the first ones
         self._free: list[int] = []  # those of them that are free; the last one is used next, while it is in the cache
         self._last: dict[int, np.ndarray] = {}  # per stream, the places of its newest observation's frames
-        self._abandoned: list[np.ndarray] = []  # held frames of observations that were not followed by themselves
+        self._abandoned: list[np.ndarray] = []  # retained frames of observations with which no next transition began
         self._reuse, self._out = reuse, {}  # type: bool, dict[str, np.ndarray]
 
     @property
@@ -44,8 +44,8 @@ class FrameStore:
         """How many frames can be stored before rows have to leave."""
         return len(self._free) + self.capacity - self._touched
 
-    def transition(self, stream: int, obs: np.ndarray, next_obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Hold both observations of a stream's next transition: the places of their frames."""
+    def add_transition(self, stream: int, obs: np.ndarray, next_obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Store both observations of a stream's next transition; returns the places of their frames."""
         now, then = self._frames(obs), self._frames(next_obs)
         before = self._shared_or_new(stream, now)
         if (now[1:] == then[:-1]).all():  # as almost always, one frame is new
@@ -54,15 +54,15 @@ class FrameStore:
             after[-1] = before[-1] if (now[-1] == then[-1]).all() else self._new(then[-1])
         else:
             after = self._put(then, [*before[1:].tolist(), None])
-        self._newest_row[before] = HELD
-        self._newest_row[after] = HELD
+        self._newest_row[before] = RETAINED
+        self._newest_row[after] = RETAINED
         self._last[stream] = after
         return before, after
 
-    def observation(self, stream: int, obs: np.ndarray) -> np.ndarray:
-        """Hold an observation, which a stream's last transition may have led to: the places of its frames."""
+    def add_observation(self, stream: int, obs: np.ndarray) -> np.ndarray:
+        """Store an observation, which a stream's last transition may have led to; returns the places of its frames."""
         places = self._shared_or_new(stream, self._frames(obs))
-        self._newest_row[places] = HELD
+        self._newest_row[places] = RETAINED
         return places
 
     def _shared_or_new(self, stream: int, frames: np.ndarray) -> np.ndarray:
@@ -71,30 +71,30 @@ class FrameStore:
             rows = self._newest_row[last].tolist()
             if FREE not in rows and (self._data[last] == frames).all():
                 return last
-            if HELD in rows:
+            if RETAINED in rows:
                 self._abandoned.append(last)
         return self._put(frames, [None] * self.stack)
 
-    def store(self, places: np.ndarray, rows: np.ndarray) -> None:
-        """Rows (B,) with numbers above all earlier ones have been stored, and show the frames at ``places`` (B, k)."""
+    def assign(self, places: np.ndarray, rows: np.ndarray) -> None:
+        """The rows numbered ``rows`` (B,), newer than all before, show the frames at ``places`` (B, k)."""
         self._newest_row[places.reshape(-1)] = rows.repeat(places.shape[1])  # of equal places, the last one counts
 
-    def hold(self, places: list[np.ndarray]) -> None:
-        """Hold the frames at ``places``, which rows to come will show, whatever older rows show them."""
+    def retain(self, places: list[np.ndarray]) -> None:
+        """Keep the frames at ``places``, which rows to come will show, whatever older rows show them."""
         if places:
-            self._newest_row[np.concatenate(places)] = HELD
+            self._newest_row[np.concatenate(places)] = RETAINED
         if self._abandoned:
             needed = {place for array in places for place in array.tolist()}
             unused = np.concatenate(self._abandoned)
-            unused = unused[self._newest_row[unused] == HELD]
-            self._give_back([place for place in dict.fromkeys(unused.tolist()) if place not in needed])
+            unused = unused[self._newest_row[unused] == RETAINED]
+            self._free_places([place for place in dict.fromkeys(unused.tolist()) if place not in needed])
             self._abandoned = []
 
-    def leave(self, places: np.ndarray, rows: np.ndarray) -> None:
-        """The oldest rows (B,) have left, which showed the frames at ``places`` (B, k)."""
+    def release(self, places: np.ndarray, rows: np.ndarray) -> None:
+        """The rows numbered ``rows`` (B,), the oldest, have left, which showed the frames at ``places`` (B, k)."""
         flat = places.reshape(-1)
         unused = flat[self._newest_row[flat] == rows.repeat(places.shape[1])]
-        self._give_back(list(dict.fromkeys(unused.tolist())))
+        self._free_places(list(dict.fromkeys(unused.tolist())))
 
     def grow(self, frames: int) -> None:
         """Make places for so many more."""
@@ -139,7 +139,7 @@ class FrameStore:
         self._data[place] = frame
         return place
 
-    def _give_back(self, places: list[int]) -> None:
+    def _free_places(self, places: list[int]) -> None:
         for place in places:
             self._newest_row[place] = FREE
         self._free += places
@@ -155,8 +155,8 @@ class FrameStore:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Everything but which rows show which frames: ``store`` and ``hold`` say it again, and without a list of free places those
-        that neither of them names are free."""
+        """Load everything but which rows show which frames, which ``assign`` and ``retain`` must then repeat. Without a
+        list of free places, those that neither of them names are free."""
         data = state["data"].numpy()
         if data.shape[1:] != self._data.shape[1:]:
             raise ValueError("stored frames do not fit: the observations must be those of the saved run")
@@ -166,6 +166,26 @@ class FrameStore:
         self._free = [] if state["free"] is None else state["free"].tolist()
         self._abandoned = [np.arange(len(data))] if state["free"] is None else []
         self._newest_row[:] = FREE
-        self._newest_row[: len(data)] = HELD
+        self._newest_row[: len(data)] = RETAINED
         self._newest_row[self._free] = FREE
         self._last = dict(zip(state["streams"], state["last"].numpy().copy()))
+
+
+def from_frame_ring(state: dict[str, Any]) -> dict[str, Any]:
+    """A replay buffer's state from when frames lay in one ring, in the order of their numbers, in the present form.
+    Rows that show frames which had been overwritten are left out."""
+    frames, size, written = state["frames"], state["size"], state["written"]
+    length = max(1, len(frames["data"]))
+    oldest = frames["count"] - length
+    rows = np.arange(written - size, written) % max(1, len(state["packed"]))
+    gone = np.flatnonzero(state["oldest_frame"].numpy()[rows] < oldest)
+    size -= int(gone[-1]) + 1 if len(gone) else 0
+    kept = {
+        stream: last % length for stream, last in zip(frames["streams"], frames["last"]) if int(last.min()) >= oldest
+    }
+    last = torch.stack(list(kept.values())) if kept else frames["last"][:0]
+    moved = {**frames, "free": None, "grown": 0, "streams": list(kept), "last": last}
+    state = {**state, "frames": moved, "size": size}
+    if "obs" in state.get("window", {}):
+        state["window"] = {**state["window"], "obs": state["window"]["obs"] % length}
+    return state

@@ -1,90 +1,105 @@
-"""Returns over several steps."""
+"""Transitions over several steps (n-step returns)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+__all__ = ["NStepWindow"]
+
 Rows = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transition that still gathers rewards: their discounted sum so far, and the discount of the next."""
+
+    obs: Any
+    action: Any
+    reward: float
+    discount: float
 
 
 class NStepWindow:
     """Turns single steps into transitions over up to ``n`` of them.
 
-    A transition leaves with its discounted rewards, the observation after its last step, and ``discounts``: gamma to the
-    power of the steps it really has. Ends cut it short; only a termination forbids bootstrapping from where it ends.
+    A transition has its discounted rewards, the observation after its last step, and ``discounts``: gamma to the power
+    of the steps it spans. Terminations and truncations shorten it; only after a termination it does not bootstrap.
     """
 
     def __init__(self, n: int, gamma: float) -> None:
         self.n, self.gamma = n, gamma
-        self._pending: list[list[list[Any]]] = []  # per environment: [obs, action, return, discount], oldest first
+        self._open: list[list[_Open]] = []  # for each environment, oldest first
 
     def push(self, rows: Rows) -> Rows | None:
         """One step of every environment in; transitions that are complete out, or None."""
         count = len(rows["rewards"])
-        if not self._pending:
-            self._pending = [[] for _ in range(count)]
-        if len(self._pending) != count:
-            raise ValueError(f"n-step returns follow {len(self._pending)} environments, got rows of {count}")
-        done: list[tuple[list[Any], int]] = []
-        for i, pending in enumerate(self._pending):
+        if not self._open:
+            self._open = [[] for _ in range(count)]
+        if len(self._open) != count:
+            raise ValueError(f"n-step returns follow {len(self._open)} environments, got rows of {count}")
+        obs, actions = np.array(rows["obs"]), np.array(rows["actions"])  # copies: environments reuse their arrays
+        complete: list[tuple[_Open, int]] = []
+        for i, pending in enumerate(self._open):
             reward = float(rows["rewards"][i])
-            for entry in pending:
-                entry[2] += entry[3] * reward
-                entry[3] *= self.gamma
-            pending.append([np.copy(rows["obs"][i]), np.copy(rows["actions"][i]), reward, self.gamma])
+            for transition in pending:
+                transition.reward += transition.discount * reward
+                transition.discount *= self.gamma
+            pending.append(_Open(obs[i], actions[i], reward, self.gamma))
             if rows["dones"][i] or rows["truncations"][i]:
-                done += [(entry, i) for entry in pending]
+                complete += [(transition, i) for transition in pending]
                 pending.clear()
             elif len(pending) == self.n:
-                done.append((pending.pop(0), i))
-        return self._complete(done, rows)
+                complete.append((pending.pop(0), i))
+        return _closed(complete, rows)
 
     def cut(self, ended: np.ndarray, next_obs: np.ndarray) -> Rows | None:
-        """Transitions of the environments where ``ended`` (N,) is set, which end with the steps they have, at ``next_obs`` (N, ...);
-        none, before the first step."""
-        done = []
-        for i, pending in enumerate(self._pending):
+        """Truncate the environments where ``ended`` (N,) is set: their open transitions end with the steps they have,
+        at ``next_obs`` (N, ...)."""
+        complete = []
+        for i, pending in enumerate(self._open):
             if ended[i]:
-                done += [(entry, i) for entry in pending]
+                complete += [(transition, i) for transition in pending]
                 pending.clear()
-        return self._complete(done, {"next_obs": next_obs, "dones": np.zeros(len(ended)), "truncations": ended})
+        return _closed(complete, {"next_obs": next_obs, "dones": np.zeros(len(ended)), "truncations": ended})
 
     def open_obs(self) -> list[Any]:
         """The observations at which transitions begin that are not complete yet."""
-        return [entry[0] for pending in self._pending for entry in pending]
-
-    @staticmethod
-    def _complete(done: list[tuple[list[Any], int]], rows: Rows) -> Rows | None:
-        """The entries as transitions of their environments, which end as ``rows`` say."""
-        if not done:
-            return None
-        entries, envs = [entry for entry, _ in done], np.array([i for _, i in done])
-        obs, actions, returns, discounts = zip(*entries)
-        return {
-            "obs": np.stack(obs),
-            "actions": np.stack(actions),
-            "rewards": np.array(returns, np.float32),
-            "next_obs": np.asarray(rows["next_obs"])[envs],
-            "dones": np.asarray(rows["dones"])[envs],
-            "truncations": np.asarray(rows["truncations"])[envs],
-            "discounts": np.array(discounts, np.float32),
-        }
+        return [transition.obs for pending in self._open for transition in pending]
 
     def state_dict(self) -> dict[str, Any]:
-        entries = [entry for pending in self._pending for entry in pending]
-        return {
-            "lengths": [len(pending) for pending in self._pending],
-            **{
-                name: torch.from_numpy(np.array([entry[column] for entry in entries]))
-                for column, name in enumerate(("obs", "actions", "returns", "discounts"))
-                if entries
-            },
+        lengths = [len(pending) for pending in self._open]
+        entries = [transition for pending in self._open for transition in pending]
+        if not entries:
+            return {"lengths": lengths}
+        columns = {
+            "obs": [entry.obs for entry in entries],
+            "actions": [entry.action for entry in entries],
+            "returns": [entry.reward for entry in entries],
+            "discounts": [entry.discount for entry in entries],
         }
+        return {"lengths": lengths, **{name: torch.from_numpy(np.array(values)) for name, values in columns.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         columns = [state[name].numpy() for name in ("obs", "actions", "returns", "discounts") if name in state]
-        entries = [[o.copy(), a.copy(), float(r), float(d)] for o, a, r, d in zip(*columns)] if columns else []
-        self._pending = [[entries.pop(0) for _ in range(length)] for length in state["lengths"]]
+        entries = iter([_Open(o.copy(), a.copy(), float(r), float(d)) for o, a, r, d in zip(*columns)])
+        self._open = [[next(entries) for _ in range(length)] for length in state["lengths"]]
+
+
+def _closed(complete: list[tuple[_Open, int]], rows: Rows) -> Rows | None:
+    """Rows of transitions with the index of their environment; where they end is in ``rows`` (N, ...)."""
+    if not complete:
+        return None
+    envs = np.array([i for _, i in complete])
+    return {
+        "obs": np.stack([transition.obs for transition, _ in complete]),
+        "actions": np.stack([transition.action for transition, _ in complete]),
+        "rewards": np.array([transition.reward for transition, _ in complete], np.float32),
+        "next_obs": np.asarray(rows["next_obs"])[envs],
+        "dones": np.asarray(rows["dones"])[envs],
+        "truncations": np.asarray(rows["truncations"])[envs],
+        "discounts": np.array([transition.discount for transition, _ in complete], np.float32),
+    }

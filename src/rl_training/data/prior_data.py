@@ -1,4 +1,4 @@
-"""Datasets made from options, and a dataset as a source of batches."""
+"""The data a run begins with: built as its options say, and drawn from in batches."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.batches import Tensors
 from rl_training.base.state import Rng, Stateful
+from rl_training.data.agent_units import in_agent_units
+from rl_training.data.dataset_files import load_transition_dataset
 from rl_training.data.dataset_options import DatasetOptions, SourceOptions
-from rl_training.data.environment_match import in_agent_units, of_environment, time_limits
-from rl_training.data.offline_dataset import (
-    DatasetError,
-    TransitionDataset,
-    load_transition_dataset,
-    mix_transition_datasets,
-    transform_rewards,
-)
+from rl_training.data.environment_match import match_environment, time_limits
+from rl_training.data.errors import DatasetError
+from rl_training.data.offline_dataset import TransitionDataset, mix_transition_datasets, transform_rewards
 from rl_training.data.recorder import collect_random
-from rl_training.data.replay_buffer import Batch, ReplayBuffer
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 
+__all__ = ["PriorData", "build_dataset", "read_source", "rewards_learned_from"]
+
 
 def build_dataset(options: DatasetOptions, factory: EnvFactory, spaces: Spaces) -> TransitionDataset:
+    """The dataset of a run's options, in the agent's units, with the rewards that are learned from."""
     if options.dataset_mix is None:
         data = read_source(options, factory, spaces)
     else:
@@ -38,7 +39,7 @@ def build_dataset(options: DatasetOptions, factory: EnvFactory, spaces: Spaces) 
 
 
 def rewards_learned_from(options: DatasetOptions, factory: EnvFactory, data: TransitionDataset) -> Callable[[Any], Any]:
-    """What is made of the environment's rewards, the data's and any that are met later: its wrappers, then the options."""
+    """The map from the environment's rewards, recorded or new, to those learned from: wrappers, then options."""
     scale = options.reward_scale
     wrapped = factory.reward_options().apply
     if scale == "returns":
@@ -60,7 +61,7 @@ def read_source(
     check_rewards: bool = True,
     allow_other_env: bool = False,
 ) -> TransitionDataset:
-    """One source's transitions in the agent's units; refuses what is not of this environment."""
+    """One source's transitions in the agent's units; refuses data of other environments."""
     if source.dataset_kind == "random":
         data = collect_random(factory, source.dataset_size, source.dataset_seed, check_rewards=check_rewards)
     else:
@@ -74,14 +75,15 @@ def read_source(
         )
     where = source.dataset_path or source.dataset_id or "the random dataset"
     allowed = allow_other_env or source.dataset_env_mismatch == "allow"
-    data = of_environment(data, factory, where, allow=allowed)
+    data = match_environment(data, factory, where, allow=allowed)
     return in_agent_units(data, spaces, where, check_rewards=check_rewards, units=source.dataset_action_units)
 
 
 class PriorData(Stateful):
-    """A dataset in the agent's units, ready for drawing.
+    """A source of batches from a dataset in the agent's units.
 
-    The data is rebuilt on resume, not saved; its fingerprint is, and a run goes on only with the data it began with.
+    The data is rebuilt on resume, not saved; its fingerprint is saved, and a run goes on only with the data it began
+    with.
     """
 
     STATE = ("fingerprint",)
@@ -89,7 +91,7 @@ class PriorData(Stateful):
     def __init__(self, data: TransitionDataset, spaces: Spaces, device: torch.device, rng: Rng) -> None:
         self.fingerprint, self.rng = data.fingerprint(), rng
         self._buffer = self._filled(data, spaces, device, share_frames=True)
-        if len(self._buffer) < len(data):  # pictures in no order: nothing to share
+        if len(self._buffer) < len(data):  # images that are not in time order share no frames
             self._buffer = self._filled(data, spaces, device, share_frames=False)
 
     def _filled(
@@ -100,10 +102,13 @@ class PriorData(Stateful):
             n, spaces.obs_shape, spaces.action_shape, device, spaces.obs_dtype, spaces.action_dtype,
             rng=self.rng, reuse=True, frames=spaces.frames, share_frames=share_frames,
         )  # fmt: skip
-        cut = torch.zeros(n) if data.truncations is None else data.truncations
+        truncations = torch.zeros(n) if data.truncations is None else data.truncations
         columns = {"obs": data.obs, "actions": data.actions, "rewards": data.rewards, "next_obs": data.next_obs}
-        rows = {name: column.numpy() for name, column in {**columns, "dones": data.dones, "truncations": cut}.items()}
-        if spaces.image and share_frames:  # one by one: a picture is known again from the row before
+        rows = {
+            name: column.numpy()
+            for name, column in {**columns, "dones": data.dones, "truncations": truncations}.items()
+        }
+        if spaces.image and share_frames:  # one by one: frames are shared with the row before
             for i in range(n):
                 buffer.add(**{name: column[i : i + 1] for name, column in rows.items()})
         else:
@@ -113,7 +118,7 @@ class PriorData(Stateful):
     def __len__(self) -> int:
         return len(self._buffer)
 
-    def sample(self, n: int) -> Batch:
+    def sample(self, n: int) -> Tensors:
         return self._buffer.sample(n)
 
     def columns(self) -> dict[str, np.ndarray]:

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_training.base.batches import PackedBatch
-from rl_training.data.replay_buffer import Batch, ReplayBuffer
+from rl_training.base.batches import PackedBatch, Tensors
+from rl_training.data.replay_buffer import ReplayBuffer
+
+__all__ = ["PrioritizedReplayBuffer", "SumTree"]
 
 FAN = 32  # children of a node: four levels hold a million leaves
 
@@ -34,7 +36,8 @@ class SumTree:
         return self._levels[0].reshape(-1)
 
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        return self.leaves[index]
+        weights: np.ndarray = self.leaves[index]
+        return weights
 
     def __setitem__(self, index: np.ndarray, values: Any) -> None:
         self.leaves[index] = values
@@ -57,11 +60,11 @@ class SumTree:
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Draws transitions in proportion to priority ** alpha, and says by ``weights`` how much each counts.
+    """Draws transitions in proportion to priority ** alpha, with ``weights`` by which each counts in the loss.
 
-    New transitions get the highest priority seen, so that each is likely to be drawn soon. A batch has one draw from each of
-    its equal slices of the mass. Weights (N P) ** -beta undo the preference for large errors as beta goes to 1; the largest of
-    a batch is 1.
+    New transitions get the highest priority so far, so that each is likely to be drawn soon. A batch has one draw from
+    each of its equal slices of the mass. Weights (N P) ** -beta correct for the preference of large errors as beta goes
+    to 1; the largest of a batch is 1.
     """
 
     EXTRA = ("weights",)  # a column to write a batch's weights into, so that it is still one matrix
@@ -74,7 +77,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.highest = 1.0
         self._tree = SumTree(self.capacity)
 
-    def sample(self, n: int, beta: float | None = None) -> Batch:
+    def sample(self, n: int, beta: float | None = None) -> Tensors:
         """``n`` transitions, with ``indices`` for ``update_priorities`` and ``weights`` for the loss."""
         if self.size == 0:
             raise ValueError("cannot sample from an empty replay buffer")
@@ -93,16 +96,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """``priorities``: the size of each transition's error."""
         index = np.asarray(indices, np.int64)
         errors = np.abs(np.asarray(priorities, np.float64)) + self.epsilon
-        if self._frames is not None and self.size < self.capacity:  # rows may have left since they were drawn
+        if self.size < min(self.written, self.capacity):  # some may have been evicted since they were drawn
             there = (index - self._first) % self.capacity < self.size
             index, errors = index[there], errors[there]
         self.highest = max(self.highest, float(errors.max(initial=0.0)))
         self._tree[index] = errors**self.alpha
 
-    def _stored(self, start: int, n: int) -> None:
+    def _on_rows_stored(self, start: int, n: int) -> None:
         self._tree[np.arange(start, start + n) % self.capacity] = self.highest**self.alpha
 
-    def _forgotten(self, place: int) -> None:
+    def _on_row_evicted(self, place: int) -> None:
         self._tree[np.array([place])] = 0.0
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Recording steps of one environment as a dataset."""
+"""Recording the steps of one environment as a dataset."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.state import Rng
-from rl_training.data.offline_dataset import (
-    TransitionDataset,
-)
-from rl_training.envs.collector import Collector
+from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.envs.collector import Collector, Step
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
+
+__all__ = ["Recorder", "collect_random"]
 
 
 def collect_random(
     factory: EnvFactory, steps: int, seed: int, *, episodes: int | None = None, check_rewards: bool = True
 ) -> TransitionDataset:
-    """``steps`` transitions of uniformly random actions (fewer, if ``episodes`` are over sooner), the same for the same seed."""
+    """``steps`` transitions of uniformly random actions, or fewer if ``episodes`` end sooner; seeded."""
     rng = Rng(seed, "random dataset").generator
     collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards, check_rewards=check_rewards)
     try:
@@ -41,10 +41,11 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, actions: np.ndarray, step: Any) -> None:
+    def add(self, actions: np.ndarray, step: Step) -> None:
+        """A step and the agent's actions (1, ...) that led to it."""
         env_action = np.asarray(self._spaces.to_env(actions)[0])
-        ends = (float(step.terminated[0]), float(step.truncated[0]))
-        self._rows.append((step.obs[0].copy(), env_action, float(step.rewards[0]), step.next_obs[0].copy(), *ends))
+        flags = (float(step.terminated[0]), float(step.truncated[0]))
+        self._rows.append((step.obs[0].copy(), env_action, float(step.rewards[0]), step.next_obs[0].copy(), *flags))
 
     def dataset(self, meta: dict[str, Any]) -> TransitionDataset:
         names = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.batches import Tensors
 from rl_training.base.errors import reason
 from rl_training.base.state import Rng
-from rl_training.data.replay_buffer import Batch, _numpy_dtype
+from rl_training.data.layouts import numpy_dtype
 
 __all__ = ["RecurrentReplayBuffer"]
 
@@ -46,8 +47,8 @@ class RecurrentReplayBuffer:
         self._rows, self._device = rows, torch.device(device)
         try:
             self._columns = {
-                "obs": np.zeros((num_envs, rows, *obs_shape), _numpy_dtype(obs_dtype)),
-                "actions": np.zeros((num_envs, rows, *action_shape), _numpy_dtype(action_dtype)),
+                "obs": np.zeros((num_envs, rows, *obs_shape), numpy_dtype(obs_dtype)),
+                "actions": np.zeros((num_envs, rows, *action_shape), numpy_dtype(action_dtype)),
                 "rewards": np.zeros((num_envs, rows), np.float32),
                 "dones": np.zeros((num_envs, rows), np.float32),
                 "episode_starts": np.zeros((num_envs, rows), np.float32),
@@ -126,7 +127,7 @@ class RecurrentReplayBuffer:
         self.next_starts[e] = 0.0
         self.written[e] += 1
 
-    def sample(self, n: int) -> Batch:
+    def sample(self, n: int) -> Tensors:
         """``n`` sequences, time first: obs, actions, rewards, dones, episode_starts and mask, each (T, n, ...)."""
         length = self.sequence_length
         first_rows = np.maximum(self.stored - length + 1, 0)  # number of rows at which a sequence can start

@@ -1,4 +1,4 @@
-"""The scaling of rewards by a running deviation, which goes with the loop; that of observations is a module, and is named here too."""
+"""Scaling of rewards by the running deviation of returns, a part of the loop's state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from rl_training.base.moments import merge_moments
+
+__all__ = ["RewardScaler"]
 
 
 class RewardScaler:

@@ -1,4 +1,4 @@
-"""One rollout of N environments for T steps: written in place, turned into advantages, handed out in minibatches."""
+"""One rollout of N environments over T steps, its advantages, and its minibatches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.batches import Tensors
 from rl_training.base.returns import gae
 from rl_training.base.state import Rng
 
-Batch = dict[str, torch.Tensor]
+__all__ = ["RolloutBuffer"]
 
 
 class RolloutBuffer:
-    """Arrays are (T, N, ...). Written by ``add`` step by step, and reused for the next rollout."""
+    """T steps of N environments in arrays (T, N, ...), written step by step and reused for the next rollout."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class RolloutBuffer:
         truncated: Any,
         final_values: Any = 0.0,
     ) -> None:
-        """One step of every environment. ``final_values`` counts only where truncated: the value of the true last observation."""
+        """Add one step of every environment; ``final_values`` are those of true last observations, where truncated."""
         if self.position >= self.num_steps:
             raise ValueError(
                 f"the rollout already holds {self.num_steps} steps; compute the returns and clear it first"
@@ -85,13 +86,13 @@ class RolloutBuffer:
         )
         np.add(self.advantages, self.values, out=self.returns)
 
-    def flat(self) -> Batch:
+    def flat(self) -> Tensors:
         """All T·N rows as tensors on the buffer's device, sharing memory with it on a CPU."""
         names = ("obs", "actions", "logprobs", "advantages", "returns", "values")
         arrays = {name: getattr(self, name) for name in names}
         return {k: torch.from_numpy(a.reshape(-1, *a.shape[2:])).to(self._device) for k, a in arrays.items()}
 
-    def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Batch]:
+    def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Tensors]:
         """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
         rows = self.flat()
         size = self.num_steps * self.num_envs

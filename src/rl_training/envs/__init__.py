@@ -1,1 +1,1 @@
-"""Environments as the package sees them: made, wrapped, and described by their spaces."""
+"""Environments: made, wrapped, checked, stepped, and rebuilt on resume."""

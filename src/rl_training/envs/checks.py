@@ -1,4 +1,4 @@
-"""What an environment must return from ``reset`` and ``step``; anything else is refused in one line that names it."""
+"""Checks of what an environment returns from ``reset`` and ``step``; a mistake is an error of one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from rl_training.base.errors import raised
 from rl_training.envs.spaces import Spaces
 
+__all__ = ["BOOLEANS", "Checks", "EnvironmentFailure", "attempt", "described", "failure", "first_observation"]
+
 BOOLEANS = frozenset((bool, np.bool_))
 RESET = "(observation, info)"
 STEP = "(observation, reward, terminated, truncated, info)"
@@ -20,7 +22,7 @@ class EnvironmentFailure(RuntimeError):
 
 
 def attempt(who: str, when: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call into an environment; whatever it raises becomes an EnvironmentFailure that says who raised it, and when."""
+    """Call into an environment; any exception becomes an EnvironmentFailure with its name and the time."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
@@ -28,7 +30,7 @@ def attempt(who: str, when: str, call: Callable[..., Any], *args: Any, **kwargs:
 
 
 def failure(who: str, error: Exception, when: str) -> EnvironmentFailure:
-    """What an environment raised, or what was found wrong with what it returned, with its name and the time."""
+    """The EnvironmentFailure for an exception, or for a wrong result, with the environment's name and the time."""
     if isinstance(error, EnvironmentFailure):
         return EnvironmentFailure(f"{who}: {error} {when}")
     return EnvironmentFailure(f"{who} raised {raised(error)} {when}{_advice(error)}")
@@ -53,7 +55,7 @@ def first_observation(result: Any) -> Any:
 
 
 class Checks:
-    """Compares what an environment returns with its spaces. Takes what can mean one thing only: lists, numbers for booleans."""
+    """Compares what an environment returns with its spaces. Lists for arrays and numbers for booleans are accepted."""
 
     def __init__(self, spaces: Spaces) -> None:
         self._shape, self._dtype = spaces.given_shape, spaces.obs_dtype

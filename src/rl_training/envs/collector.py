@@ -18,7 +18,9 @@ from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import replayable
 from rl_training.envs.spaces import Spaces
 
-VECTORS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))  # what most observations are made of
+__all__ = ["Collector", "Step"]
+
+VECTORS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))  # the types of most observations
 
 
 class Step(NamedTuple):
@@ -35,10 +37,11 @@ class Step(NamedTuple):
 
 
 class Collector:
-    """N environments stepped together, with explicit resets: ``obs`` is always what the next action answers to.
+    """N environments stepped together, with explicit resets: ``obs`` is always the observation of the next action.
 
-    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards through that are not finite, for loops that do not use them. ``rewards`` is what to
-    make of them (in float32, by default as ``env_kwargs.wrappers.reward`` says); returns are reported as they came.
+    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards
+    pass that are not finite, for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by
+    default as in ``env_kwargs.wrappers.reward``; returns are reported without it.
     """
 
     def __init__(
@@ -63,7 +66,8 @@ class Collector:
         self.spaces = Spaces.of(first)
         if not has_time_limit(first):
             warnings.warn(
-                f"{factory.name} has no time limit: if its episodes may go on for ever, set env_kwargs.max_episode_steps",
+                f"{factory.name} has no time limit: if its episodes may go on for ever, "
+                "set env_kwargs.max_episode_steps",
                 stacklevel=2,
             )
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
@@ -106,42 +110,22 @@ class Collector:
         return f"environment {i} ({self._name})"
 
     def step(self, actions: np.ndarray) -> Step:
-        """Agent actions (N, ...), boxes in [-1, 1]."""
+        """Step every environment with the agent's actions (N, ...), boxes in [-1, 1]; episodes that end begin anew."""
         if self._box and not isfinite(actions.sum()):
             raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
         np.copyto(self._previous, self.obs)
-        rewards, encode, obs_rows, next_rows = self._rewards, self._encode, self.obs, self._next
-        shape, images = self._shape, not self._check_obs
         for i in self._ended:  # of the step before
             self._terminated[i] = self._truncated[i] = 0
         self._ended = ended = []
-        taken = self.spaces.to_env(actions)
+        env_actions = self.spaces.to_env(actions)
         if self._remote:
-            for slot, action in zip(self._envs, taken):
+            for slot, action in zip(self._envs, env_actions):
                 slot.send(action)
-        for i, action in enumerate(taken):
-            slot = self._envs[i]
-            try:  # not by attempt(): this is the hot path
-                result = slot.step(action)
-            except Exception as error:
-                raise failure(self._who(i), error, f"at step {self.steps}") from error
-            slot.actions.append(action)
-            try:
-                obs, reward, terminated, truncated, _ = result
-                reward = float(reward)
-                usual = obs.shape == shape and (
-                    terminated is truncated is False
-                    or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
-                )
-            except (TypeError, ValueError, AttributeError):
-                usual = False
-            if not usual or (images and obs.dtype != np.uint8):
-                when = f"at step {self.steps}"
-                obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
+        encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
+        for i, action in enumerate(env_actions):
+            obs, reward, terminated, truncated = self._step_one(i, action)
             next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
             rewards[i] = reward
-            if not isfinite(reward) and self._check_rewards:
-                raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
             self._returns[i] += reward
             self._lengths[i] += 1
             if terminated or truncated:
@@ -151,11 +135,41 @@ class Collector:
             for i, row in enumerate(next_rows):
                 attempt(self._who(i), f"at step {self.steps}", self._checks.observation, row)
         self.steps += len(obs_rows)
+        if ended:
+            self._end_episodes(ended)
+        return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
+
+    def _step_one(self, i: int, action: Any) -> tuple[Any, float, Any, Any]:
+        """Step environment ``i``: observation, reward, terminated, truncated. A usual result passes with few
+        comparisons, any other goes through all checks."""
+        slot = self._envs[i]
+        try:  # not by attempt(): this is the hot path
+            result = slot.step(action)
+        except Exception as error:
+            raise failure(self._who(i), error, f"at step {self.steps}") from error
+        slot.actions.append(action)
+        try:
+            obs, reward, terminated, truncated, _ = result
+            reward = float(reward)
+            usual = obs.shape == self._shape and (
+                terminated is truncated is False
+                or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
+            )
+        except (TypeError, ValueError, AttributeError):
+            usual = False
+        if not usual or (not self._check_obs and obs.dtype != np.uint8):
+            when = f"at step {self.steps}"
+            obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
+        if not isfinite(reward) and self._check_rewards:
+            raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
+        return obs, reward, terminated, truncated
+
+    def _end_episodes(self, ended: list[int]) -> None:
+        """Report the returns of the environments ``ended``, and begin their next episodes."""
         for i in ended:
             self.recent.append((self._returns[i], self._lengths[i]))
-            self.episodes += 1
+        self.episodes += len(ended)
         self._begin_all(ended)
-        return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
 
     def metrics(self) -> dict[str, float]:
         """Means over the last hundred finished episodes, in the environment's own rewards."""
@@ -175,7 +189,8 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Rebuild every environment. ``lost`` (N,) then says which could not be and began anew, ``lost_at`` the saved observations."""
+        """Rebuild every environment. Those that could not be, and began anew, are 1 in ``lost`` (N,); ``lost_at`` are
+        the saved observations."""
         if len(state["envs"]) != len(self._envs):
             raise ValueError(
                 f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change"
@@ -190,9 +205,7 @@ class Collector:
                 obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
                 self.obs[i] = obs if self._encode is None else self._encode(obs)
                 self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
-            except (
-                Exception
-            ) as error:  # an episode that ended sooner this time may refuse further steps, or raise anything
+            except Exception as error:  # an episode that ended sooner this time may refuse further steps
                 self.lost[i], why = 1.0, f" ({raised(error)})"
             if self.lost[i]:
                 warnings.warn(

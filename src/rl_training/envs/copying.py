@@ -13,14 +13,16 @@ from gymnasium.utils import EzPickle
 
 from rl_training.base.errors import reason
 
+__all__ = ["copy_env"]
+
 Memo = dict[int, Any]  # copies by the id of their originals, as copy.deepcopy keeps them
 
 
 def copy_env(env: gym.Env, *, render: bool = False) -> gym.Env:
-    """An independent copy that leaves the original as it is; with ``render``, one of which pictures can be had.
+    """An independent copy that leaves the original as it is; with ``render``, one that renders rgb arrays.
 
-    What holds something that cannot be copied, such as a simulator or a window, is made again from its arguments, with the plain
-    attributes of the original. If that is not possible either, a ValueError asks for a function.
+    What holds something that cannot be copied, such as a simulator or a window, is made again from its arguments, with
+    the plain attributes of the original. If that is not possible either, a ValueError asks for a function.
     """
     memo: Memo = {}
     for part in _parts(env, set()):
@@ -42,8 +44,8 @@ def _parts(env: gym.Env, seen: set[int]) -> Iterator[gym.Env]:
 
 
 def _with_copy(env: gym.Env, memo: Memo) -> Memo:
-    """The copies so far, and this one's."""
-    trial = dict(memo)  # what a copy that fails leaves behind is of no use
+    """The copies so far, and a copy of ``env``."""
+    trial = dict(memo)  # a copy that fails leaves useless entries behind
     try:
         _exact(env, trial)
         return trial
@@ -90,11 +92,11 @@ def _made_again(env: gym.Env, memo: Memo) -> gym.Env | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Numbers, words, arrays, spaces, and collections of them."""
+    """Whether a value is a number, text, an array, a space, or a collection of those."""
     if isinstance(value, tuple | list | set | frozenset):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     if isinstance(value, np.ndarray):
-        return value.dtype.kind != "O"
+        return bool(value.dtype.kind != "O")
     return value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic | gym.Space)

@@ -1,11 +1,11 @@
-"""Films of environments: mp4 by ffmpeg, or gif."""
+"""Videos of environments: mp4 by ffmpeg, or gif."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,27 +17,27 @@ import numpy as np
 from rl_training.base.errors import reason
 from rl_training.envs.factory import EnvFactory
 
+__all__ = ["Film", "VideoError", "can_write", "check_recording", "headless", "render_frame", "video_suffix"]
+
 DEFAULT_FPS = 30.0
-
-
-GIF_FPS = 25.0  # of an animation at the most: beyond, frames are left out
-
-
+GIF_FPS = 25.0  # frames per second of an animation at the most; beyond, frames are left out
 EXTRA = "pip install 'rl_training[video]'"
 
 
 class VideoError(ValueError):
-    """There is nothing to film, or nothing to film it with."""
+    """The environment does not render, or the packages that write videos are missing."""
 
 
 class Writer(Protocol):
+    """Writes frames (H, W, 3) uint8 into one file."""
+
     def add(self, frame: np.ndarray) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Mp4:
-    """H.264, which wants even sides: a row or a column is doubled where one is missing."""
+    """H.264, which needs even sides: the last row or column is repeated where a side is odd."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path, self._fps, self._stream = path, fps, None  # type: Path, float, Any
@@ -61,7 +61,7 @@ class Mp4:
 
 
 class Gif:
-    """Frames of 256 colours each, held until all are there."""
+    """An animation with 256 colours a frame; frames stay in memory until it is closed."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path, self._every, self._count = path, max(1, round(fps / GIF_FPS)), 0
@@ -83,14 +83,15 @@ class Gif:
 
 
 def can_write(suffix: str) -> bool:
-    """Whether what files of this ending need is installed."""
+    """Whether the package is installed that files of this ending need."""
     return find_spec({".mp4": "imageio_ffmpeg", ".gif": "PIL"}[suffix]) is not None
 
 
 class Film:
-    """Watches an evaluation and writes what it sees, frame by frame; the file appears when it is whole.
+    """A video of an evaluation, written frame by frame; the file appears when it is complete.
 
-    Only the first ``episodes`` are filmed. With ``on_failure``, a failure is told to it and the evaluation goes on unfilmed.
+    Only the first ``episodes`` are recorded. ``on_failure`` receives the reason of a failure, after which the
+    evaluation goes on without a video; without it, failures raise.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class Film:
         self._kind, self._episodes, self._on_failure = kinds[path.suffix], episodes, on_failure
         self._partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
         self._writer: Writer | None = None
-        self._over = False
+        self._failed = False
 
     def __call__(self, episode: int, env: gym.Env, obs: Any) -> None:
-        if self._over or (self._episodes is not None and episode >= self._episodes):
+        if self._failed or (self._episodes is not None and episode >= self._episodes):
             return
         with self._failing():
-            frame = picture(env)
+            frame = render_frame(env)
             if self._writer is None:
                 self.fps = float(self.fps or env.metadata.get("render_fps") or DEFAULT_FPS)
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,39 +128,39 @@ class Film:
             self.frames += 1
 
     @contextlib.contextmanager
-    def _failing(self) -> Any:
+    def _failing(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             if self._on_failure is None:
                 raise
-            self._over = True
+            self._failed = True
             self._on_failure(f"no video: {reason(error)}")
 
     def __enter__(self) -> Film:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """What was cut short by an error is no video."""
+        """Finish the file, or remove it after an error."""
         try:
             with self._failing():
                 if self._writer is not None:
                     self._writer.close()
-                    if kind is None and not self._over:
+                    if kind is None and not self._failed:
                         os.replace(self._partial, self.path)
         finally:
             self._partial.unlink(missing_ok=True)
 
 
-def picture(env: gym.Env) -> np.ndarray:
-    """What the environment looks like now, (H, W, 3) uint8."""
+def render_frame(env: gym.Env) -> np.ndarray:
+    """The rendered image of the environment, (H, W, 3) uint8."""
     if env.render_mode != "rgb_array":
         raise VideoError(
-            f"no pictures can be had of the environment: its render_mode is {env.render_mode!r}; make it with 'rgb_array'"
+            f"the environment renders no images: its render_mode is {env.render_mode!r}; make it with 'rgb_array'"
         )
     frame = np.asarray(env.render())
     if frame.ndim != 3 or frame.shape[2] != 3:
-        raise VideoError(f"the environment renders an array of shape {frame.shape}, not a picture (H, W, 3)")
+        raise VideoError(f"the environment renders an array of shape {frame.shape}, not an image (H, W, 3)")
     return frame.astype(np.uint8, copy=False)
 
 
@@ -177,7 +178,7 @@ def check_recording(factory: EnvFactory, env_id: str) -> None:
     env = replace(factory, render=True).make(training=False)
     try:
         env.reset(seed=0)
-        picture(env)
+        render_frame(env)
     except Exception as error:  # whatever the environment's own renderer may raise
         raise VideoError(f"record_video: {env_id} cannot be filmed: {reason(error)}") from None
     finally:

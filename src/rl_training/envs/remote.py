@@ -1,4 +1,4 @@
-"""Environments in Ray actors, for simulators so slow that their steps are worth sending elsewhere. Same episodes, same numbers."""
+"""Environments in Ray actors, for simulators so slow that stepping them elsewhere pays. Same episodes, same numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from rl_training.base.errors import reason
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import replayable
 
+__all__ = ["RemoteEnv", "connect"]
+
 
 def connect(address: str | None = None) -> Any:
-    """Ray, connected to a cluster (by default the one that RAY_ADDRESS names), or to one made here for the occasion."""
+    """Ray, connected to a cluster (by default the one that RAY_ADDRESS names), or to a new one on this machine."""
     import logging
     import os
 
@@ -34,7 +36,7 @@ def connect(address: str | None = None) -> Any:
 
 
 def _reachable(address: str) -> None:
-    """Ray itself waits for minutes for an address where nothing is."""
+    """Fail within seconds where nothing listens; Ray itself would wait for minutes."""
     import socket
 
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -47,7 +49,7 @@ def _reachable(address: str) -> None:
 
 
 class _Host:
-    """What an actor does: it holds one environment and answers for it."""
+    """The actor's side: one environment, stepped on request."""
 
     def __init__(self, factory: EnvFactory, seed: int, index: int) -> None:
         self._slot = replayable(factory.make(training=True), seed=seed, index=index)
@@ -89,7 +91,7 @@ class RemoteEnv:
         self.actions = []
         self._pending = self._host.begin.remote() if action is None else self._host.step.remote(action)
 
-    def step(self, action: Any) -> tuple[Any, ...]:
+    def step(self, action: Any) -> Any:
         return self._received()
 
     def begin(self) -> Any:
@@ -98,12 +100,13 @@ class RemoteEnv:
         return self._received()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._got(self._host.state_dict.remote())
+        state: dict[str, Any] = self._got(self._host.state_dict.remote())
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending = self._host.rebuild.remote(state)
 
-    def replay(self, actions: Any) -> tuple[Any, float, int]:
+    def replay(self, actions: Any) -> Any:
         return self._received()
 
     def _received(self) -> Any:

@@ -1,7 +1,9 @@
-"""One environment whose unfinished episode can be rebuilt exactly, without pickles and without poking at its attributes.
+"""One environment whose unfinished episode can be rebuilt exactly, without pickles and without access to its
+attributes.
 
-Episode k of environment i always starts from the seed (run seed, i, k). Its state is then a function of k and the actions
-taken so far: that is all a checkpoint stores, and resuming replays at most one unfinished episode per environment.
+Episode k of environment i always starts from the seed (run seed, i, k). Its state is then a function of k and the
+actions taken so far: a checkpoint stores only these, and resuming replays at most one unfinished episode per
+environment.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import torch
 from rl_training.envs.checks import first_observation
 from rl_training.envs.wrappers import layers
 
+__all__ = ["ReplayableAtari", "ReplayableEnv", "episode_seed", "replayable"]
+
 
 def episode_seed(*key: int) -> int:
+    """The seed of an episode by (run seed, environment, episode)."""
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
@@ -51,9 +56,7 @@ class ReplayableEnv:
         """Reset and repeat the saved actions: the observation they lead to, and the rewards and steps on the way."""
         obs, total = self._reset(), 0.0
         rows = np.zeros((0, 1)) if actions is None else actions.numpy()
-        self.actions = (
-            rows.tolist() if rows.ndim == 1 else list(rows)
-        )  # Discrete: plain numbers, as when they were taken
+        self.actions = rows.tolist() if rows.ndim == 1 else list(rows)  # Discrete: plain numbers, as in ``step``
         for action in self.actions:
             obs, reward, *_ = self.step(action)
             total += float(reward)
@@ -61,9 +64,13 @@ class ReplayableEnv:
 
 
 class ReplayableAtari(ReplayableEnv):
-    """ALE: a seeded reset reloads the game (a quarter of a second), so only the first one is seeded. The emulator's state with
-    its generator, just before each later game, takes the place of the seed. A game can hold several episodes, one per life;
-    the emulator's state leaves out the last action, which sticky actions repeat, so replays start with the game."""
+    """An ALE environment, of which only the first reset is seeded: a seeded reset reloads the game (a quarter of a
+    second).
+
+    The emulator's state with its generator, just before each later game, takes the place of the seed. A game can have
+    several episodes, one per life; the emulator's state leaves out the last action, which sticky actions repeat, so
+    replays start with the game.
+    """
 
     def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
         super().__init__(env, seed=seed, index=index)
@@ -111,5 +118,6 @@ class ReplayableAtari(ReplayableEnv):
 
 
 def replayable(env: gym.Env, *, seed: int, index: int) -> ReplayableEnv:
+    """The replayable form of any environment."""
     atari = hasattr(env.unwrapped, "ale") and hasattr(env.unwrapped, "clone_state")
     return (ReplayableAtari if atari else ReplayableEnv)(env, seed=seed, index=index)

@@ -1,4 +1,5 @@
-"""What an algorithm may know about an environment: shapes, kinds and bounds, and the maps across its edge."""
+"""Shapes, kinds and bounds of observations and actions, and the maps between the agent's units and the
+environment's."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
+
+__all__ = ["CHANNELS", "WIDEST", "Spaces", "is_image"]
 
 CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
 WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
@@ -31,11 +34,12 @@ class Spaces:
     channels_last: bool = False
     low: Any = None  # its bounds, infinite where it has none
     high: Any = None
-    frames: int = 1  # how many pictures an image observation stacks
+    frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
+        """The spaces of a wrapped environment."""
         obs, act = env.observation_space, env.action_space
         if not isinstance(obs, gym.spaces.Box):
             raise ValueError(f"observations must be a Box after wrapping, got {obs}")
@@ -63,8 +67,9 @@ class Spaces:
             bottom, top = _range(low, high)
             center, scale = (top + bottom) / 2, (top - bottom) / 2
             return cls(
-                **common, action_kind="box", action_shape=low.shape, center=center.astype(np.float32),
-                scale=scale.astype(np.float32), env_shape=act.shape, env_dtype=act.dtype, low=low.astype(act.dtype), high=high.astype(act.dtype),
+                **common, action_kind="box", action_shape=low.shape,
+                center=center.astype(np.float32), scale=scale.astype(np.float32),
+                env_shape=act.shape, env_dtype=act.dtype, low=low.astype(act.dtype), high=high.astype(act.dtype),
             )  # fmt: skip
         raise ValueError(
             f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
@@ -92,7 +97,7 @@ class Spaces:
 
     @property
     def unbounded(self) -> tuple[int, ...]:
-        """Dimensions of a box of actions whose bounds are no scale: there are none on one side or both, or they are too wide."""
+        """Dimensions of a box of actions that are not scaled: without a bound on one side or both, or too wide."""
         return () if self.low is None else tuple(np.flatnonzero(~_bounded(self.low, self.high)).tolist())
 
     @property
@@ -133,7 +138,7 @@ class Spaces:
         return obs
 
     def to_env(self, actions: np.ndarray) -> Any:
-        """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped to their bounds."""
+        """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped."""
         if self.action_kind == "discrete":
             return (actions + self.start).tolist() if self.start else actions.tolist()
         if self.action_kind != "box":
@@ -144,9 +149,11 @@ class Spaces:
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""
         if self.action_kind != "box":
-            return np.asarray(actions, np.int64) - self.start
-        rows = np.asarray(actions, np.float32).reshape(-1, *self.action_shape)
-        return (rows - self.center) / np.where(self.scale > 0, self.scale, np.float32(1))  # a constant is 0
+            indices: np.ndarray = np.asarray(actions, np.int64) - self.start
+            return indices
+        rows: np.ndarray = np.asarray(actions, np.float32).reshape(-1, *self.action_shape) - self.center
+        rows = rows / np.where(self.scale > 0, self.scale, np.float32(1))  # a constant is 0
+        return rows
 
     def random_actions(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Uniform agent actions (N, ...)."""
@@ -159,19 +166,22 @@ class Spaces:
 
 
 def _bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Dimensions whose bounds are a scale."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.isfinite(low) & np.isfinite(high) & (high / 2 - low / 2 <= WIDEST)
+        bounded: np.ndarray = np.isfinite(low) & np.isfinite(high) & (high / 2 - low / 2 <= WIDEST)
+    return bounded
 
 
 def _range(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What -1 and 1 stand for in each dimension: its bounds; without such -1 and 1 themselves, or where those lie beyond the one bound
-    that there is, the two units next to it."""
+    """The values that -1 and 1 stand for in each dimension: its bounds; in unbounded dimensions -1 and 1 themselves, or
+    the two units next to the only bound where they lie beyond it."""
     bounded = _bounded(low, high)
     free = np.where(low >= 1, low, np.where(high <= -1, high - 2, -1.0))
     return np.where(bounded, low, free), np.where(bounded, high, free + 2)
 
 
-def is_image(space: gym.Space) -> bool:
+def is_image(space: gym.Space[Any]) -> bool:
+    """Whether observations are images: uint8 boxes of three dimensions."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 

@@ -11,6 +11,19 @@ import numpy as np
 from rl_training.envs.checks import attempt
 from rl_training.envs.spaces import CHANNELS, is_image
 
+__all__ = [
+    "AreaResize",
+    "AtariPreprocessing",
+    "FrameStack",
+    "PartialObservation",
+    "PixelObservation",
+    "area_weights",
+    "layers",
+    "to_gray",
+]
+
+Info = dict[str, Any]
+
 
 def layers(env: gym.Env) -> Iterator[gym.Env]:
     """An environment's wrappers from the outside in, and what they wrap."""
@@ -25,7 +38,8 @@ def area_weights(source: int, target: int) -> np.ndarray:
     edges = np.arange(target + 1) * source / target
     cells = np.arange(source)
     overlap = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
-    return (np.clip(overlap, 0, None) * target / source).astype(np.float32)
+    weights: np.ndarray = (np.clip(overlap, 0, None) * target / source).astype(np.float32)
+    return weights
 
 
 class AreaResize:
@@ -35,7 +49,8 @@ class AreaResize:
         self._rows, self._columns = area_weights(source[0], target[0]), area_weights(source[1], target[1]).T.copy()
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        return (self._rows @ image.astype(np.float32) @ self._columns + 0.5).astype(np.uint8)
+        resized: np.ndarray = (self._rows @ image.astype(np.float32) @ self._columns + 0.5).astype(np.uint8)
+        return resized
 
 
 def to_gray(image: np.ndarray) -> np.ndarray:
@@ -45,7 +60,7 @@ def to_gray(image: np.ndarray) -> np.ndarray:
 
 
 class PixelObservation(gym.Wrapper):
-    """The rendered picture instead of the observation: (C, H, W) uint8. The environment must render rgb arrays."""
+    """The rendered image instead of the observation: (C, H, W) uint8. The environment must render rgb arrays."""
 
     def __init__(
         self, env: gym.Env, *, resize_shape: tuple[int, int] | None, grayscale: bool, channel_first: bool
@@ -56,10 +71,10 @@ class PixelObservation(gym.Wrapper):
         self._resize: AreaResize | None = None
         self._target, self._grayscale, self._channel_first = resize_shape, grayscale, channel_first
         attempt(str(env), "on reset", env.reset, seed=0)
-        shape = self._picture().shape
+        shape = self._image().shape
         self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
 
-    def _picture(self) -> np.ndarray:
+    def _image(self) -> np.ndarray:
         image = np.moveaxis(np.asarray(self.env.render(), np.uint8), -1, 0)
         if self._grayscale:
             image = to_gray(image)
@@ -69,17 +84,17 @@ class PixelObservation(gym.Wrapper):
             image = self._resize(image)
         return image if self._channel_first else np.moveaxis(image, 0, -1)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, Info]:
         _, info = self.env.reset(**kwargs)
-        return self._picture(), info
+        return self._image(), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, Info]:
         _, reward, terminated, truncated, info = self.env.step(action)
-        return self._picture(), reward, terminated, truncated, info
+        return self._image(), reward, terminated, truncated, info
 
 
 class FrameStack(gym.Wrapper):
-    """The last ``size`` observations side by side: channels of images, entries of vectors. Starts with copies of the first."""
+    """The last ``size`` observations side by side: channels of images, entries of vectors. Starts with copies."""
 
     def __init__(self, env: gym.Env, size: int) -> None:
         super().__init__(env)
@@ -95,19 +110,19 @@ class FrameStack(gym.Wrapper):
     def _stacked(self) -> np.ndarray:
         return np.concatenate(self._frames, self._axis)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, Info]:
         obs, info = self.env.reset(**kwargs)
         self._frames = [obs] * self.stack_size
         return self._stacked(), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, Info]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._frames = [*self._frames[1:], obs]
         return self._stacked(), reward, terminated, truncated, info
 
 
 class PartialObservation(gym.ObservationWrapper):
-    """Some entries of a vector; the others are hidden."""
+    """Some entries of a vector observation; the others are hidden (a partially observed task)."""
 
     def __init__(self, env: gym.Env, keep: tuple[int, ...]) -> None:
         super().__init__(env)
@@ -126,8 +141,8 @@ class PartialObservation(gym.ObservationWrapper):
 class AtariPreprocessing(gym.Wrapper):
     """The usual Atari protocol (Machado et al., 2018) on an ALE environment made with frameskip=1.
 
-    Repeats each action, takes the maximum of the last two frames, shrinks to a square (1, S, S), or (3, S, S) in colour, starts
-    episodes with a random number of no-ops, and can end episodes when a life is lost (for training).
+    Repeats each action, takes the maximum of the last two frames, resizes to a square (1, S, S), or (3, S, S) in
+    colour, starts episodes with a random number of no-ops, and can end episodes when a life is lost (for training).
     """
 
     def __init__(
@@ -163,20 +178,20 @@ class AtariPreprocessing(gym.Wrapper):
         skip = getattr(base, "_frameskip", 1)
         if skip != 1:
             raise ValueError(
-                f"wrappers.atari repeats actions itself (wrappers.atari.frame_skip), and the environment skips {skip} frames "
-                "of its own: make it with frameskip=1, or leave wrappers.atari out"
+                f"wrappers.atari repeats actions itself (wrappers.atari.frame_skip), and the environment skips {skip} "
+                "frames of its own: make it with frameskip=1, or leave wrappers.atari out"
             )
         for wrapper in wrappers:
             if isinstance(wrapper, gym.ObservationWrapper) or getattr(wrapper, "_observation_space", None) is not None:
                 raise ValueError(
-                    f"wrappers.atari reads the screen itself, and what {type(wrapper).__name__} makes of it would be lost: "
-                    "leave one of them out"
+                    f"wrappers.atari reads the screen itself, and what {type(wrapper).__name__} makes of it would be "
+                    "lost: leave one of them out"
                 )
 
     def _observation(self) -> np.ndarray:
         return self._resize(np.moveaxis(self._screens.max(0), -1, 0))
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, Info]:
         if not self.life_lost or kwargs.get("seed") is not None:
             _, info = self.env.reset(**kwargs)
             noops = int(self.env.unwrapped.np_random.integers(1, self._noops + 1)) if self._noops else 0
@@ -193,7 +208,7 @@ class AtariPreprocessing(gym.Wrapper):
         self._screens[1] = 0
         return self._observation(), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Info]:
         total, info = 0.0, {}  # type: float, dict[str, Any]
         terminated = truncated = False
         before = self._ale.getEpisodeFrameNumber()
@@ -204,8 +219,8 @@ class AtariPreprocessing(gym.Wrapper):
                 self._counted, taken = True, self._ale.getEpisodeFrameNumber() - before
                 if taken > 1:
                     raise ValueError(
-                        f"wrappers.atari repeats actions itself, and a step of the environment within took {taken} frames: "
-                        "leave out what repeats them there"
+                        f"wrappers.atari repeats actions itself, and a step of the environment within took {taken} "
+                        "frames: leave out what repeats them there"
                     )
             if self._lives_matter and self._ale.lives() < self.lives and not (terminated or truncated):
                 self.life_lost = terminated = True

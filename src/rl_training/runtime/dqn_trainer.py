@@ -10,9 +10,10 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.algorithms.value_learner import ValueLearner
+from rl_training.base.batches import Tensors
 from rl_training.base.options import Sizes, opt
 from rl_training.data import PrioritizedReplayBuffer
-from rl_training.data.replay_buffer import Batch
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
@@ -163,7 +164,7 @@ class ValueLoop(OffPolicyLoop):
         super().__init__(run, agent, cfg, replay=replay)
         self._beta = ScheduleSpec("linear", cfg.priority_beta, 1.0) if cfg.prioritized else None
 
-    def draw(self) -> Batch:
+    def draw(self) -> Tensors:
         if self._beta is None:
             return super().draw()
         run = self._run
@@ -171,7 +172,7 @@ class ValueLoop(OffPolicyLoop):
         run.note(priority_beta=beta)
         return self.replay.sample(self._cfg.batch_size, beta=beta)  # type: ignore[call-arg]
 
-    def learned(self, batch: Batch) -> None:
+    def learned(self, batch: Tensors) -> None:
         if self._beta is not None:
             self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
 

@@ -12,9 +12,10 @@ import torch
 from pydantic import model_validator
 
 from rl_training.base.options import Options, opt
-from rl_training.data.boundaries import DatasetError
+from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_options import FOR_FILES, Mismatch, SourceOptions, Units
-from rl_training.data.environment_match import in_agent_units, is_of, of_environment
+from rl_training.data.environment_match import match_environment, recorded_in
+from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import read_source
 from rl_training.data.recorder import collect_random
@@ -86,7 +87,7 @@ def expert_data(cfg: ExpertOptions, factory: EnvFactory, spaces: Spaces) -> Tran
         data = data.take(torch.arange(episodes[cfg.expert_episodes - 1].stop))
     if cfg.expert_dataset_kind == "random":
         data.meta.pop("expert_return", None)
-    elif is_of(data.meta, factory):  # returns of another environment are no reference
+    elif recorded_in(factory, data.meta):  # returns of another environment are no reference
         _add_reference_returns(data, factory, cfg.expert_dataset_seed + 1)
     return data
 
@@ -98,7 +99,7 @@ def _collected(cfg: ExpertOptions, factory: EnvFactory, spaces: Spaces) -> Trans
         where, episodes=number, deterministic=True, seed=cfg.expert_dataset_seed, most_steps=number * LONGEST
     )
     allowed = cfg.expert_dataset_env_mismatch == "allow"
-    data = of_environment(data, factory, f"the expert of {where}", allow=allowed)
+    data = match_environment(data, factory, f"the expert of {where}", allow=allowed)
     return in_agent_units(data, spaces, where, check_rewards=False)
 
 

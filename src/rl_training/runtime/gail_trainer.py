@@ -59,10 +59,7 @@ class GAILOptions(PPOOptions, ExpertOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        return {
-            **super().for_task(task),
-            "normalize_rewards": True,
-        }  # rewards are the discriminator's, whatever is observed
+        return {**super().for_task(task), "normalize_rewards": True}  # the discriminator gives the rewards
 
 
 class GAILLoop(OnPolicyLoop):

@@ -13,7 +13,7 @@ from rl_training.algorithms.rlpd import RLPD
 from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
 from rl_training.data.prior_data import PriorData, build_dataset, rewards_learned_from
-from rl_training.data.replay_buffer import Mixed
+from rl_training.data.sources import Mixed
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions

@@ -13,8 +13,9 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import ConfigError
-from rl_training.envs.factory import EnvFactory, EnvSource, parse_env_kwargs
+from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
+from rl_training.envs.options import parse_env_kwargs
 from rl_training.envs.spaces import WIDEST, Spaces
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig

@@ -13,7 +13,8 @@ from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, imagine
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations
 from rl_training.base.options import Options, Sizes, opt
-from rl_training.data.replay_buffer import Mixed, ReplayBuffer, Source
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.sources import Mixed, Source
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.terminations import never, termination_of
 from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel

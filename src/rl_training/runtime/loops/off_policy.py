@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.batches import Tensors
 from rl_training.base.options import opt
-from rl_training.data.replay_buffer import Batch, ReplayBuffer, Source
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.sources import Source
 from rl_training.envs.collector import Collector
 from rl_training.runtime.loops.base import OnlineLoop
 from rl_training.runtime.options import AlgorithmOptions, Task
@@ -167,9 +169,9 @@ class OffPolicyLoop(OnlineLoop):
                 self.learned(batch)
             self._run.end_epoch()
 
-    def draw(self) -> Batch:
+    def draw(self) -> Tensors:
         """The batch of the next update."""
         return self._source.sample(self._rows)
 
-    def learned(self, batch: Batch) -> None:
+    def learned(self, batch: Tensors) -> None:
         """Hook: an update has been made from ``batch``."""

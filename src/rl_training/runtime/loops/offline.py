@@ -9,7 +9,7 @@ from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.prior_data import PriorData, build_dataset
-from rl_training.data.replay_buffer import Source
+from rl_training.data.sources import Source
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
