@@ -55,7 +55,7 @@ def test_a_smaller_total_than_the_run_has_steps_is_refused(tiny):
 
 
 def test_a_run_without_its_buffers_can_still_be_evaluated(tiny, monkeypatch):
-    monkeypatch.setattr("rl_training.experiment.checkpointing.APART", 100)
+    monkeypatch.setattr("rl_training.experiment.checkpointing.SIBLING_BYTES", 100)
     result = get_algorithm_spec("dqn").train(tiny("dqn"))
     for path in result.run_dir.glob("checkpoints/*.buffers.ckpt"):
         path.unlink()
