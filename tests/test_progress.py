@@ -206,7 +206,7 @@ def test_a_warning_of_a_command_is_one_line_without_a_place_in_the_code(capsys):
 
 
 def test_a_run_stopped_before_its_first_update_says_so(tmp_path):
-    from rl_training.cli import _outcome
+    from rl_training.commands.train import _outcome
 
     counts = {"update_count": 0, "gradient_steps": 0}
     assert _outcome(600, 1_000, counts) == "stopped at step 600, before the first update"
