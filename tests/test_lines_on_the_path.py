@@ -135,7 +135,28 @@ def test_own_lines_are_those_of_the_algorithms_file_and_its_trainer(script, toy)
 def test_the_command_prints_counts_and_files(script, toy, capsys):
     assert script.main(["a", "--files", "--package", str(toy)]) == 0
     assert capsys.readouterr().out.split() == (
-        ["a", "24", "lines", "on", "the", "path,", "19", "of", "its", "own", "9", "algorithms.a", "6", "runtime.spec", "4", "algorithms.base", "3", "runtime.a_trainer", "2", "api.algorithms"]
+        [
+            "a",
+            "24",
+            "lines",
+            "on",
+            "the",
+            "path,",
+            "19",
+            "of",
+            "its",
+            "own",
+            "9",
+            "algorithms.a",
+            "6",
+            "runtime.spec",
+            "4",
+            "algorithms.base",
+            "3",
+            "runtime.a_trainer",
+            "2",
+            "api.algorithms",
+        ]
     )
 
 
