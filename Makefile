@@ -1,24 +1,33 @@
 # Two commands for a newcomer: make quickstart, make test. Everything else is for people who work on the package.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+TORCH ?=
 BIN := $(VENV)/bin
+# TORCH=2.11.0 installs that version of torch instead of the pinned one; CONSTRAINTS= (nothing) installs the newest of everything
+PINS := $(abspath $(VENV)/pins.txt)
+PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format bench learn report docs clean
+.PHONY: help quickstart test test-newest coverage check format wheel bench learn report docs clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/.created
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+$(PINS): $(CONSTRAINTS) | $(VENV)/.created
+	@cat $(CONSTRAINTS) /dev/null | sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' > $@
+
+$(VENV)/.installed: pyproject.toml $(PINS)
+	$(PIP) install -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/.created
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+$(VENV)/.dev: pyproject.toml $(PINS)
+	$(PIP) install -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 quickstart: $(VENV)/.installed  ## train PPO on CartPole, evaluate it, and see what to try next (under three minutes)
@@ -31,18 +40,32 @@ quickstart: $(VENV)/.installed  ## train PPO on CartPole, evaluate it, and see w
 	echo "       $(BIN)/rl-training train --algo ppo --env Acrobot-v1 --num-envs 8 --total-timesteps 1e5"; \
 	echo "       $(BIN)/rl-training show ppo"
 
-test: $(VENV)/.dev  ## run the tests, as CI does
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests
+test: $(VENV)/.dev  ## run the tests, as CI does, and print the ten slowest
+	$(PYTEST) --durations=10 tests
+
+test-newest:  ## run the tests with the newest versions of everything, in an environment of its own (.venv-newest)
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
+
+coverage: $(VENV)/.dev  ## run the tests and print the lines of the package that none of them reaches
+	$(PYTEST) --cov --cov-report=term-missing:skip-covered tests
 
 check: $(VENV)/.dev  ## format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_package_smoke.py
+	$(BIN)/python -m pytest -q tests/test_package_smoke.py tests/test_repository.py
 
 format: $(VENV)/.dev  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel: $(VENV)/.dev  ## build the wheel into dist/, install it into a fresh environment, and run its command there
+	rm -rf dist $(VENV)/wheel
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv $(VENV)/wheel
+	PIP_CONSTRAINT=$(PINS) $(VENV)/wheel/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd $(VENV)/wheel && bin/rl-training doctor
 
 bench: $(VENV)/.dev  ## measure speed beside the installed peers (half an hour); peers: benchmarks/peers.sh
 	$(BIN)/python benchmarks/speed.py
@@ -56,5 +79,5 @@ report: $(VENV)/.dev  ## every learning record beside published figures: docs/be
 docs: $(VENV)/.dev  ## write option tables and results into the pages
 	$(BIN)/python docs/generate.py
 
-clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+clean:  ## remove the virtual environments and caches
+	rm -rf $(VENV) .venv-newest .pytest_cache .mypy_cache .ruff_cache .coverage build dist

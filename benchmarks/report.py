@@ -119,9 +119,9 @@ def page(found: list[dict[str, Any]], known: dict[str, Any]) -> str:
     rows = [row(record, known) for record in found]
     heads, body = cells([{**line, "command": line["command"].strip("`")} for line in rows])
     newest = max(record["started"] for record in found)[:10]
-    table = report.Table("Beside published figures", NOTE, heads, body)
+    table = report.ExtraTable("Beside published figures", NOTE, heads, body)
     runs = [run for record in found for run in runs_of(record)]
-    return report.build(runs, title=TITLE, made=f"from records up to {newest}", tables=[table])
+    return report.build_page(runs, title=TITLE, made=f"from records up to {newest}", tables=[table])
 
 
 def stale(found: list[dict[str, Any]], known: dict[str, Any]) -> list[str]:

@@ -4,8 +4,8 @@
     PYTHONPATH=src:tests         python scripts/same_tensors.py write after.json
     python scripts/same_tensors.py compare before.json after.json
 
-Each run is tiny (tests/toys.py), eager and on one thread. A run is described by the digests of all tensors of its last checkpoint,
-whatever their names, and by its metrics, so that parts may be renamed or moved while every number stays the same.
+Each run is tiny (tests/toys.py), eager and on one thread. A run is described by the digests of all tensors of its last
+checkpoint, whatever their names, and by its metrics, so that parts may be renamed or moved while numbers stay the same.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write(path: Path) -> None:
 
     torch.set_num_threads(1)
     print(f"source: {Path(rl_training.__file__).parent}")
-    runs = {algo: (algo, {}) for algo in SMOKE} | VARIANTS
+    runs: dict[str, tuple[str, dict[str, Any]]] = {algo: (algo, {}) for algo in SMOKE} | VARIANTS
     content = {}
     for name, (algo, changes) in runs.items():
         content[name] = described(algo, changes)

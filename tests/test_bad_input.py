@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from rl_training import PPO, TrainConfig
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
 from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.run import TrainingFailure
-from toys import Broken, tiny_config
+from rl_training.runtime.workflows import resume_training
+from toys import Broken, Counter, tiny_config
 
 RUBBISH = [None, "lots", -1, -0.5, True, [], {}, [1, "x"], {"a": 1}, float("nan"), 1e400, "", "../..", 0]
 
@@ -151,3 +153,35 @@ def test_a_best_checkpoint_can_be_evaluated_but_not_resumed(tiny):
     assert evaluate_checkpoint(best, 1)["eval_episodes"] == 1
     with pytest.raises(TrainingFailure, match="holds the agent alone"):
         resume_training(best, total_timesteps=300)
+
+
+def test_a_smaller_total_than_the_run_has_steps_is_refused(tiny):
+    result = get_algorithm_spec("dqn").train(tiny("dqn", total_timesteps=100))
+    with pytest.raises(TrainingFailure, match="at step 100 already, beyond a total of 50"):
+        resume_training(result.run_dir, total_timesteps=50)
+
+
+def test_an_environments_own_complaint_is_one_line():
+    config = TrainConfig(algo="dqn", env_id="LunarLander-v3", env_kwargs={"gravity": 5.0})
+    with pytest.raises(ValueError, match="cannot make the environment 'LunarLander-v3': gravity"):
+        get_algorithm_spec("dqn").train(config)
+
+
+def test_an_environment_failing_in_evaluation_keeps_the_checkpoint(tiny):
+    class Fragile(Counter):
+        made = 0
+
+        def __init__(self):
+            super().__init__()
+            Fragile.made += 1
+            self.number = Fragile.made
+
+        def step(self, action):
+            if self.number > 2:  # the first is looked at, the second trains, the third evaluates
+                raise OSError("display lost")
+            return super().step(action)
+
+    with pytest.raises(
+        TrainingFailure, match=r"OSError: display lost in evaluation; the last good checkpoint is .*step_0000000032"
+    ):
+        PPO(tiny("ppo", checkpoint_interval=32, eval_interval=64), env=Fragile).learn()

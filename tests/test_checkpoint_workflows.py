@@ -195,3 +195,18 @@ def test_a_checkpoint_of_another_shape_is_named(run, tiny):
 
     with pytest.raises(CheckpointError, match="does not fit"):
         get_algorithm_spec("ppo").load_fn(config_of(saved), saved, "cpu")
+
+
+def test_resume_from_inside_the_checkpoints_folder(tiny, monkeypatch):
+    result = get_algorithm_spec("ppo").train(tiny("ppo"))
+    monkeypatch.chdir(result.run_dir / "checkpoints")
+    again = resume_training(result.checkpoint_path.name, total_timesteps=256)
+    assert again.run_dir.resolve() == result.run_dir.resolve()
+
+
+def test_a_run_without_its_buffers_can_still_be_evaluated(tiny, monkeypatch):
+    monkeypatch.setattr("rl_training.experiment.checkpointing.SIBLING_BYTES", 100)
+    result = get_algorithm_spec("dqn").train(tiny("dqn"))
+    for path in result.run_dir.glob("checkpoints/*.buffers.ckpt"):
+        path.unlink()
+    assert evaluate_checkpoint(result.run_dir, 1)["eval_episodes"] == 1

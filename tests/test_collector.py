@@ -376,3 +376,8 @@ def test_actions_of_double_precision_stay_within_their_bounds():
     spaces = Spaces.of(Counter(actions=box))
     for action in (-1.0, 1.0):
         assert box.contains(spaces.to_env(np.array([[action]], np.float32))[0])
+
+
+def test_boxes_open_on_one_side_keep_their_bound():
+    spaces = Spaces.of(Counter(actions=gym.spaces.Box(np.array([0.0]), np.array([np.inf]), dtype=np.float64)))
+    assert spaces.to_env(np.array([[-0.7], [3.0]], np.float32)).tolist() == [[0.0], [3.0]]

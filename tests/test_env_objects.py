@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rl_training import PPO
+from rl_training.base.options import ConfigError
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -184,3 +185,16 @@ def test_a_copy_renders_images():
     assert copy.render().shape == (400, 600, 3) and copy.unwrapped.gravity == 25.0
     assert env.render_mode is None
     copy.close()
+
+
+def test_gym_make_arguments_for_a_given_environment_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"nonsense: belongs to gym\.make"):
+        PPO(tiny("ppo", env_kwargs={"nonsense": 3}), env=Counter).learn()
+
+
+def test_an_environment_class_and_an_id_with_a_factory_are_named(tiny, tmp_path):
+    assert PPO(Counter).config.env_id == "Counter"
+    named = PPO(
+        "My-v0", env=Counter, total_timesteps=64, num_steps=32, minibatch_size=32, output_dir=tmp_path, progress="off"
+    )
+    assert "My-v0" in str(named.learn().run_dir)

@@ -332,3 +332,25 @@ def test_a_run_stopped_in_the_middle_of_a_fit_goes_on_there(tiny, algo, monkeypa
     monkeypatch.setattr(Run, "say_stage", said)
     last = resume_training(first.run_dir)
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
+
+
+@pytest.mark.parametrize("budget", [{"max_updates": 5}, {"max_epochs": 2}])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_spent_budget_stays_spent_on_resume(tiny, algo, budget):
+    result = get_algorithm_spec(algo).train(tiny(algo, total_timesteps=400, **budget))
+    again = resume_training(result.run_dir)
+    for name in ("update_count", "global_step", "epoch"):
+        assert again.metrics[name] == result.metrics[name]
+
+
+def test_resuming_from_an_older_checkpoint_drops_the_abandoned_future(tiny):
+    class Stop(Callback):
+        def on_update_end(self, trainer, result):
+            if trainer.global_step >= 64:
+                trainer.request_stop("test")
+
+    result = get_algorithm_spec("ppo").train(
+        tiny("ppo", total_timesteps=128, checkpoint_interval=32, keep_checkpoints=9)
+    )
+    resume_training(result.run_dir / "checkpoints" / "step_0000000032.ckpt", callbacks=[Stop()])
+    assert newest_checkpoint(result.run_dir)[0].name == "step_0000000064.ckpt"

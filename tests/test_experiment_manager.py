@@ -81,11 +81,14 @@ def test_the_newest_checkpoints_are_kept_and_buffers_of_two(tiny):
     config = tiny("sac", total_timesteps=400, checkpoint_interval=40, keep_checkpoints=4, buffer_capacity=400)
     import rl_training.experiment.checkpointing as checkpointing
 
-    apart, checkpointing.APART = checkpointing.APART, 100  # so that this small buffer gets a file of its own
+    apart, checkpointing.SIBLING_BYTES = (
+        checkpointing.SIBLING_BYTES,
+        100,
+    )  # so that this small buffer gets a file of its own
     try:
         result = DefaultExperimentManager().setup(config).train()
     finally:
-        checkpointing.APART = apart
+        checkpointing.SIBLING_BYTES = apart
     context = open_run_context(result.run_dir)
     assert [path.name for path in list_checkpoints(context)] == [
         f"step_{step:010d}.ckpt" for step in (280, 320, 360, 400)

@@ -25,6 +25,7 @@ from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.algorithms.sac import SAC
 from rl_training.algorithms.td3_bc import TD3BC
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.models import (
     MLPActorCritic,
     MLPFQFNetwork,
@@ -531,3 +532,29 @@ def test_draws_of_the_fast_form_are_those_of_the_prediction():
     drawn = model.draw(obs, actions)
     torch.manual_seed(1)
     assert torch.allclose(drawn, means + (0.5 * logvars).exp() * torch.randn_like(means), atol=1e-5)
+
+
+class Partly(MLPQNetwork):
+    """A frozen layer, a layer nobody uses, and a statistic of batches."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.body[0][0].requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, obs):
+        if len(obs) > 1:
+            self.batches += 1
+        return super().forward(obs)
+
+
+def test_frozen_and_unused_parameters_and_batch_statistics(tiny):
+    from rl_training import DQN  # the managed class
+
+    agent = DQN(tiny("dqn", target_update_interval=1, compile=False), network=Partly)
+    result = agent.learn()
+    state = load_checkpoint(result.checkpoint_path).algorithm_state
+    online, target = state["q_network"], state["target_network"]
+    assert all(torch.equal(online[name], target[name]) for name in online if "unused" not in name)
+    assert online["batches"] > 0

@@ -12,7 +12,7 @@ from rl_training import DQN, PPO, SAC, Callback, ManagedAlgorithm, TrainConfig
 from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import CheckpointError
 from rl_training.models import MLPQNetwork, MLPSACModel
-from toys import Counter
+from toys import Counter, tiny_config
 
 QUICK = {
     "total_timesteps": 128,
@@ -254,3 +254,44 @@ def test_a_config_is_validated_when_changed():
     with pytest.raises(ValueError, match="total_timesteps"):
         config.total_timesteps = 0
     assert config.replace(seed=5).seed == 5
+
+
+def test_numpy_values_are_plain_values(tmp_path):
+    config = tiny_config(
+        "dqn", tmp_path, learning_rate=np.float32(0.5), hidden_sizes=np.array([8, 8]), seed=np.int64(4)
+    )
+    assert config.plain()["algo_kwargs"]["hidden_sizes"] == [8, 8] and config.seed == 4
+    assert DQN(config).learn().metrics["learning_rate"] == 0.5
+    config.total_timesteps = 1e5
+    assert config.total_timesteps == 100_000
+    with pytest.raises(ConfigError, match="total_timesteps: should be greater than or equal to 1, got -1"):
+        config.total_timesteps = -1
+
+
+class Dropout(MLPQNetwork):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, obs):
+        return super().forward(self.drop(obs))
+
+
+def test_evaluating_leaves_a_trained_agent_in_evaluation_mode(tiny):
+    agent = DQN(tiny("dqn"), network=Dropout)
+    agent.learn()
+    agent.evaluate()
+    assert not agent.agent.q_network.training
+    with pytest.raises(ValueError, match="at least one episode, got 0"):
+        agent.evaluate(num_episodes=0)
+
+
+def test_predict_takes_observations_as_the_environment_gives_them(tiny):
+    from test_collector import DictCounter
+
+    agent = PPO(tiny("ppo"), env=DictCounter)
+    agent.learn()
+    raw = {"t": np.array([1.0], np.float32), "phase": 1}
+    assert agent.predict(raw) == agent.predict([0, 1, 0, 1.0])
+    with pytest.raises(ValueError, match=r"observations have shape \(4,\)"):
+        agent.predict({"wrong": 1})

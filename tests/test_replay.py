@@ -295,3 +295,9 @@ def test_a_million_rows_cost_hardly_more_than_ten_thousand():
         return Counted.rows / 128
 
     assert (cost(10_000), cost(1_000_000)) == (3, 4)  # rows of 32 for each draw; linear would be a hundred times
+
+
+def test_rows_without_truncations_are_not_truncated():
+    replay = ReplayBuffer(3, (1,))
+    replay.add(obs=[0.0], actions=0, rewards=1.0, next_obs=[1.0], dones=0, truncations=None)
+    assert not torch.isnan(replay.state_dict()["packed"]).any()

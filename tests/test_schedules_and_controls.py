@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_training import DQN, PPO, Callback
 from rl_training.base.options import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.controls import EarlyStoppingCallback, EarlyStoppingConfig, build_control_callbacks
@@ -123,3 +124,22 @@ def test_a_typo_in_early_stopping_is_named_where_it_stands():
         match=r"algo_kwargs\.early_stopping.patiense: unknown option of early_stopping; did you mean 'patience'",
     ):
         get_algorithm_spec("ppo").options(config)
+
+
+def test_a_schedule_without_a_start_begins_at_the_option(tiny):
+    seen = []
+
+    class Watch(Callback):
+        def on_update_end(self, trainer, result):
+            seen.append(float(trainer.algorithm._clip_coef))
+
+    PPO(tiny("ppo", clip_coef=0.3, clip_coef_schedule="linear")).learn(callbacks=[Watch()])
+    assert seen[0] == pytest.approx(0.3) and seen[-1] < 0.3
+
+
+@pytest.mark.parametrize(
+    "schedule", [None, "constant", {"type": "linear", "end": 0.1}, {"type": "linear", "start": 2.0, "end": 0.0}]
+)
+def test_exploration_needs_a_share_to_start_from(tiny, schedule):
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.epsilon_schedule: (needs the share|shares of random actions)"):
+        DQN(tiny("dqn", epsilon_schedule=schedule))

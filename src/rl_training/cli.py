@@ -1,4 +1,4 @@
-"""The ``rl-training`` command. Heavy imports wait until a command needs them; a user's mistake is one line and exit code 2."""
+"""The ``rl-training`` command: a user's mistake is one line and exit code 2; heavy imports wait for their command."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import argparse
 import difflib
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl_training.commands import agents, data, experiments, info, results, train
 
 if TYPE_CHECKING:
+    from rl_training.commands.flags import Action
     from rl_training.experiment.config import TrainConfig
+
+__all__ = ["load_config", "main"]
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """YAML to a checked TrainConfig; a relative path that does not exist is looked up among the packaged presets."""
+    """Read a YAML config; a relative path that does not exist is looked up among the packaged presets."""
     from rl_training.experiment.yaml_config import read_config
 
     return read_config(path)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     formatted, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         args = _parsed(argv)
-        return args.run(args) or 0
+        return int(args.run(args) or 0)
     except _Usage as usage:
         return usage.show()
     except BrokenPipeError:
@@ -47,12 +49,12 @@ def main(argv: list[str] | None = None) -> int:
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as one line, without the place in the code it comes from."""
+    """Format a warning as one line, without its place in the code."""
     return f"rl-training: warning: {' '.join(str(message).split())}\n"
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments; one that is not known is refused with the nearest that is."""
+    """Parse the arguments; an unknown one is refused with the nearest known one."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if rest:
@@ -74,7 +76,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 class _Usage(Exception):
-    """argparse's way out, without sys.exit."""
+    """Raised in place of argparse's sys.exit."""
 
     def __init__(self, code: int, message: str = "") -> None:
         self.code, self.message = code, message
@@ -104,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rl-training {__version__}", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable, summary: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Action, summary: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         sub.set_defaults(run=run)
         return sub

@@ -1,1 +1,1 @@
-"""What runs came to: statistics over seeds, what run directories say, and the report page."""
+"""Analysis of runs: records of run directories, statistics over seeds, comparisons, and the report page."""

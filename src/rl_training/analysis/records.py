@@ -1,4 +1,4 @@
-"""What a run directory says: its config, where it came from, how it ended, and its curves, thinned out and kept in a cache."""
+"""Read run directories: configs, metadata, and curves, which are thinned out and cached."""
 
 from __future__ import annotations
 
@@ -19,8 +19,22 @@ from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 
+__all__ = [
+    "Curve",
+    "Records",
+    "RunMetrics",
+    "RunRecord",
+    "find_runs",
+    "load_runs",
+    "read_metrics",
+    "read_run_config",
+    "summarise_metrics",
+    "thinned",
+    "usable",
+]
+
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
-FORMAT = 1
+CACHE_FORMAT = 1
 MOST_POINTS = 500
 VIDEOS = (".mp4", ".gif", ".webm")
 
@@ -40,27 +54,27 @@ EMPTY = Curve([], [])
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """What metrics.jsonl comes to. ``final`` is the last evaluation, never the best."""
+class RunMetrics:
+    """A summary of metrics.jsonl; ``final`` is the last evaluation, never the best."""
 
     evaluations: Curve = EMPTY
     episodes: Curve = EMPTY
     final: float | None = None
-    score: float | None = (
-        None  # the last evaluation between a random policy's 0 and an expert's 100, where both are known
-    )
+    score: float | None = None  # the last evaluation, normalised: a random policy has 0, an expert 100
     step: int = 0
     lines: int = 0
 
 
 @dataclass(frozen=True)
 class RunRecord:
+    """One run directory as it was read."""
+
     name: str
     path: Path
     config: dict[str, Any]
     metadata: dict[str, Any]
-    metrics: Metrics
-    updated: float = 0.0  # when its metrics were last written to
+    metrics: RunMetrics
+    updated: float = 0.0  # time of the last change of metrics.jsonl, in seconds since 1970
     error: str = ""
     videos: tuple[Path, ...] = field(default=())
 
@@ -110,14 +124,14 @@ class RunRecord:
 
 
 class Records(NamedTuple):
-    """Runs, and a line for each that could not be read."""
+    """Runs, and a message for each that could not be read."""
 
     runs: list[RunRecord]
     problems: list[str]
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Run directories among these folders and below them, at any depth."""
+    """Find run directories among these folders and below them, at any depth."""
     found: dict[Path, Path] = {}
     for given in map(Path, paths):
         if not given.is_dir():
@@ -137,7 +151,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def load_runs(paths: Iterable[str | Path]) -> Records:
-    """Every run below these folders. What the caches beside them know is not read again."""
+    """Read every run below these folders, from the caches beside them where nothing has changed."""
     folders = find_runs(paths)
     caches = {parent: Cache(parent) for parent in {folder.parent for folder in folders}}
     runs, problems = [], []
@@ -183,40 +197,43 @@ def _stamp(path: Path) -> list[int]:
 
 
 class Cache:
-    """Configs and thinned curves of the runs in one folder, each as of a size and time of its files."""
+    """Configs and thinned curves of the runs in one folder, valid for a size and time of their files."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._changed, self._known = folder / CACHE, False, {}  # type: Path, bool, dict[str, Any]
+        self._path, self._changed = folder / CACHE, False
+        self._known: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
             content = json.loads(self._path.read_text())
-            if content["format"] == FORMAT:
+            if content["format"] == CACHE_FORMAT:
                 self._known = dict(content["runs"])
 
-    def read(self, folder: Path) -> tuple[dict[str, Any], Metrics]:
+    def read(self, folder: Path) -> tuple[dict[str, Any], RunMetrics]:
+        """Read a run's config and metrics, from the cache if it is valid."""
         stamp = [*_stamp(folder / "config.yaml"), *_stamp(folder / "metrics.jsonl")]
         with contextlib.suppress(KeyError, TypeError):
             entry = self._known[folder.name]
             if entry["stamp"] == stamp:
                 values = entry["metrics"]
                 curves = {name: Curve(*values[name]) for name in ("evaluations", "episodes")}
-                return entry["config"], Metrics(**{**values, **curves})
-        config, metrics = read_config(folder / "config.yaml"), summarise_metrics(folder / "metrics.jsonl")
+                return entry["config"], RunMetrics(**{**values, **curves})
+        config, metrics = read_run_config(folder / "config.yaml"), summarise_metrics(folder / "metrics.jsonl")
         self._known[folder.name] = {"stamp": stamp, "config": config, "metrics": asdict(metrics)}
         self._changed = True
         return config, metrics
 
     def save(self) -> None:
-        """Nothing is lost if it cannot be written: the next reading takes longer."""
+        """Write the cache, if it can be written: without it the next reading takes longer."""
         if self._changed:
             kept = {name: entry for name, entry in self._known.items() if (self._path.parent / name).is_dir()}
-            text = json.dumps({"format": FORMAT, "runs": kept}, separators=(",", ":"), default=str)
+            text = json.dumps({"format": CACHE_FORMAT, "runs": kept}, separators=(",", ":"), default=str)
             with contextlib.suppress(OSError):
                 write_durably(self._path, [text.encode()])
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A run's config as plain values; nothing is checked beyond what it is named by."""
-    from ruamel.yaml import YAML, YAMLError
+def read_run_config(path: Path) -> dict[str, Any]:
+    """Read a run's config as plain values; only algo and env_id are checked."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
         config = YAML(typ="safe").load(path.read_text())
@@ -228,7 +245,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The steps and returns of each line, one line at a time; one cut short by a crash is passed over."""
+    """Iterate over the lines of metrics.jsonl; a line cut short by a crash is skipped."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -245,8 +262,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def summarise_metrics(path: Path) -> Metrics:
-    """One pass over a metrics file, keeping numbers only."""
+def summarise_metrics(path: Path) -> RunMetrics:
+    """Read the curves and the last evaluation of a metrics file in one pass."""
     evaluations, episodes = (array("d"), array("d")), (array("d"), array("d"))
     final = score = None
     step = lines = 0
@@ -261,11 +278,11 @@ def summarise_metrics(path: Path) -> Metrics:
         if value is not None:
             episodes[0].append(step)
             episodes[1].append(value)
-    return Metrics(thinned(*evaluations), thinned(*episodes), final, score, step, lines)
+    return RunMetrics(thinned(*evaluations), thinned(*episodes), final, score, step, lines)
 
 
 def thinned(steps: Any, values: Any, most: int = MOST_POINTS) -> Curve:
-    """At most so many points: the first and the last as they are, means of equally many between them.
+    """Reduce a curve to at most ``most`` points: the first, the last, and means of equally many between them.
 
     Of several values at a step the last counts.
     """
@@ -282,5 +299,5 @@ def thinned(steps: Any, values: Any, most: int = MOST_POINTS) -> Curve:
 
 
 def usable(runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Those with an evaluation."""
+    """Select the runs with an evaluation."""
     return [run for run in runs if run.metrics.final is not None and math.isfinite(run.metrics.final)]

@@ -1,4 +1,4 @@
-"""The report: many runs on one page that needs nothing else, as a file or served while runs go on."""
+"""The report of many runs: one self-contained page, as a file or served while runs go on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import numpy as np
 
 from rl_training.analysis.comparison import (
     Group,
-    Standing,
+    RankedGroup,
     against,
-    differing,
+    differing_options,
     finals,
     groups_of,
     leaderboard,
-    said,
+    option_text_of,
 )
 from rl_training.analysis.records import Curve, RunRecord, find_runs, load_runs, usable
 from rl_training.analysis.statistics import (
@@ -35,10 +35,12 @@ from rl_training.analysis.statistics import (
     sample_efficiency,
     stratified_bootstrap,
 )
-from rl_training.analysis.tables import chance, shown
+from rl_training.analysis.tables import probability_text, shown
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.tracking.figures import clock, short
+
+__all__ = ["ExtraTable", "Written", "build_page", "serve", "server", "write"]
 
 COMPARED = 12  # of the best groups of an environment, every pair is compared
 STYLES = 7  # colours, each with a dash and a marker of its own
@@ -48,12 +50,14 @@ ALL_VIDEO_BYTES = 80_000_000
 
 
 class Written(NamedTuple):
+    """What a written page holds: runs, bytes, and a message for each run that could not be read."""
+
     runs: int
     size: int
     problems: list[str]
 
 
-class Table(NamedTuple):
+class ExtraTable(NamedTuple):
     """A table of the caller's own, shown before the runs. Cells are text; one that begins with https:// is a link."""
 
     title: str
@@ -63,10 +67,10 @@ class Table(NamedTuple):
 
 
 def write(paths: Iterable[str | Path], output: str | Path, *, title: str = "") -> Written:
-    """The page of all runs below these folders."""
+    """Write the page of all runs below these folders."""
     records = load_runs(paths)
     output = Path(output)
-    page = build(records.runs, problems=records.problems, title=title).encode()
+    page = build_page(records.runs, problems=records.problems, title=title).encode()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_durably(output, [page])
@@ -75,16 +79,16 @@ def write(paths: Iterable[str | Path], output: str | Path, *, title: str = "") -
     return Written(len(records.runs), len(page), records.problems)
 
 
-def build(
+def build_page(
     runs: list[RunRecord],
     *,
     problems: Iterable[str] = (),
     title: str = "",
     made: str | None = None,
-    tables: Iterable[Table] = (),
+    tables: Iterable[ExtraTable] = (),
     version: str | None = None,
 ) -> str:
-    """The page as text. With a version it is a live one, which asks its server for a newer."""
+    """Make the page as text; with a version it is a live page, which asks its server for newer ones."""
     if not usable(runs) and version is None:
         raise ValueError(f"none of the {len(runs)} runs has an evaluation yet")
     boards = leaderboard(groups_of(runs))
@@ -120,7 +124,7 @@ def build(
         "data": {env["id"]: env.pop("data") for env in environments},
         "version": version,
     }
-    return _template().render(context)
+    return str(_template().render(context))
 
 
 @lru_cache(maxsize=1)
@@ -134,7 +138,7 @@ def _template() -> Any:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         return Markup(text.replace("<", "\\u003c"))
 
-    def tall(rows: list) -> str:
+    def tall(rows: list[Any]) -> str:
         """Long tables scroll; very long ones are laid out when they come into view."""
         return (" tall" if len(rows) > 12 else "") + (" lazy" if len(rows) > 60 else "")
 
@@ -145,14 +149,14 @@ def _template() -> Any:
 
 
 def _title(runs: list[RunRecord]) -> str:
-    algos, envs = ({get(run) for run in runs} for get in (lambda r: r.algo, lambda r: r.env_id))
+    algos, envs = {run.algo for run in runs}, {run.env_id for run in runs}
     what = ", ".join(sorted(algos)) if len(algos) <= 3 else f"{len(algos)} algorithms"
     where = ", ".join(sorted(envs)) if len(envs) <= 2 else f"{len(envs)} environments"
     return f"{what} on {where}"
 
 
-def _environment(key: str, env_id: str, board: list[Standing]) -> dict[str, Any]:
-    """One environment: standings for the table, and numbers for its charts."""
+def _environment(key: str, env_id: str, board: list[RankedGroup]) -> dict[str, Any]:
+    """Collect the table and the charts of one environment."""
     bounds = [x for s in board if s.statistics for x in s.statistics["iqm"] if x is not None]
     low, high = (min(bounds), max(bounds)) if bounds else (0.0, 1.0)
     scores = [score for s in board for score in s.group.scores]
@@ -168,13 +172,13 @@ def _environment(key: str, env_id: str, board: list[Standing]) -> dict[str, Any]
     best = [(i, s.group.scores) for i, s in enumerate(board) if s.statistics][:COMPARED]
     for (i, x), (j, y) in combinations(best, 2):
         difference, improvement = against(x, y)
-        pairs[f"{i}-{j}"] = _told(difference, improvement)
-        pairs[f"{j}-{i}"] = _told(_turned(difference, 0.0), _turned(improvement, 1.0))
+        pairs[f"{i}-{j}"] = _pair_numbers(difference, improvement)
+        pairs[f"{j}-{i}"] = _pair_numbers(_reversed(difference, 0.0), _reversed(improvement, 1.0))
     groups = [
         {
             "label": s.group.label,
             "style": style,
-            "config": {name: said(s.group.config, name) for name in s.group.config},
+            "config": {name: option_text_of(s.group.config, name) for name in s.group.config},
             "numbers": {name: shown(value) for name, value in s.statistics.items()},
             "runs": len(s.group.scores),
             "views": view,
@@ -193,19 +197,19 @@ def _environment(key: str, env_id: str, board: list[Standing]) -> dict[str, Any]
     }
 
 
-def _told(difference: Interval, improvement: Interval) -> dict[str, Any]:
+def _pair_numbers(difference: Interval, improvement: Interval) -> dict[str, Any]:
     bounds = [None if part is None else round(float(part), 4) for part in improvement]
-    return {"difference": shown(difference), "improvement": chance(improvement), "bounds": bounds}
+    return {"difference": shown(difference), "improvement": probability_text(improvement), "bounds": bounds}
 
 
-def _turned(interval: Interval, whole: float) -> Interval:
-    """The same seen from the other side: of a difference 0 − x, of a probability 1 − x."""
+def _reversed(interval: Interval, whole: float) -> Interval:
+    """The interval seen from the other side: of a difference 0 − x, of a probability 1 − x."""
     value, low, high = interval
     return Interval(whole - value, None if high is None else whole - high, None if low is None else whole - low)
 
 
 def _bar(interval: Interval, low: float, high: float) -> dict[str, float]:
-    """Where an interval lies between the lowest and the highest bound, in percent."""
+    """The place of an interval between the lowest and the highest bound, in percent."""
     width = (high - low) or 1.0
     value, first, last = (interval.value if part is None else part for part in interval)
     return {name: round(100 * (x - low) / width, 2) for name, x in (("value", value), ("low", first), ("high", last))}
@@ -222,8 +226,8 @@ def _views(group: Group, taus: np.ndarray) -> dict[str, Any]:
     return {"evaluation": evaluations, "training": training, "profile": profile, "left_out": left_out}
 
 
-def _over_seeds(curves: list[Curve]) -> tuple[dict[str, list] | None, int]:
-    """The interquartile mean over seeds; runs that ended before half of the longest one's steps would cut it short."""
+def _over_seeds(curves: list[Curve]) -> tuple[dict[str, Any] | None, int]:
+    """The interquartile mean over seeds, and how many runs are left out since they ended before half of the longest."""
     whole = [curve for curve in curves if curve.steps]
     if not whole:
         return None, 0
@@ -234,13 +238,13 @@ def _over_seeds(curves: list[Curve]) -> tuple[dict[str, list] | None, int]:
     return _series(*sample_efficiency(kept, points=POINTS)), len(whole) - len(kept)
 
 
-def _series(x: np.ndarray, value: Any, low: Any, high: Any) -> dict[str, list]:
+def _series(x: np.ndarray, value: Any, low: Any, high: Any) -> dict[str, Any]:
     named = (("x", x), ("y", value), ("low", low), ("high", high))
     return {name: [float(f"{v:.6g}") for v in values] for name, values in named if values is not None}
 
 
-def _values(board: list[Standing], views: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The evaluation curves in words: their values at a few steps."""
+def _values(board: list[RankedGroup], views: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The values of the evaluation curves at a few steps, for readers without pictures."""
     drawn = [(s.group.label, view["evaluation"]) for s, view in zip(board, views) if view["evaluation"]]
     if not drawn:
         return None
@@ -258,7 +262,7 @@ def _values(board: list[Standing], views: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _across(runs: list[RunRecord]) -> list[dict[str, str]]:
-    """Algorithms that share several environments: how probably one beats the other, averaged over those."""
+    """The probability that one algorithm beats another, averaged over the environments that both have."""
     algos: dict[str, dict[str, list[float]]] = {}
     for run in usable(runs):
         algos.setdefault(run.algo, {}).setdefault(run.env_id, []).extend(finals([run]))
@@ -268,7 +272,7 @@ def _across(runs: list[RunRecord]) -> list[dict[str, str]]:
         if len(common) > 1:
             x, y = ({env: algos[name][env] for env in common} for name in (a, b))
             odds = stratified_bootstrap(probability_of_improvement, x, y)
-            found.append({"a": a, "b": b, "chance": chance(odds), "environments": ", ".join(common)})
+            found.append({"a": a, "b": b, "chance": probability_text(odds), "environments": ", ".join(common)})
     return found
 
 
@@ -293,13 +297,13 @@ def _run_row(run: RunRecord, label: str) -> dict[str, Any]:
 
 
 def _config_tables(groups: list[Group]) -> list[dict[str, Any]]:
-    """For each algorithm with several groups: the options that differ between them."""
+    """Tables of the options that differ between the groups of an algorithm."""
     tables = []
     for algo in sorted({group.algo for group in groups}):
         members = [group for group in groups if group.algo == algo]
-        names = [name for name in differing([group.config for group in members]) if name != "env_id"]
+        names = [name for name in differing_options([group.config for group in members]) if name != "env_id"]
         if len(members) > 1 and names:
-            rows = [(group.name, [said(group.config, name) for name in names]) for group in members]
+            rows = [(group.name, [option_text_of(group.config, name) for name in names]) for group in members]
             tables.append({"algo": algo, "names": [name.removeprefix("algo_kwargs.") for name in names], "rows": rows})
     return tables
 
@@ -335,14 +339,14 @@ def _videos(runs: list[RunRecord]) -> Iterator[dict[str, Any]]:
 
 
 class Live:
-    """The page as it is now, built again when a file of a run has changed."""
+    """The present page, built again when a file of a run has changed."""
 
     def __init__(self, paths: list[str | Path], title: str) -> None:
         self._paths, self._title, self._lock = paths, title, threading.Lock()
         self._built: tuple[str, str] = ("", "")
 
     def version(self) -> str:
-        """Changes with every run that comes, goes, or is written to."""
+        """A number that changes with every run that appears, disappears, or is written to."""
         stamps = []
         for run in find_runs(self._paths):
             for name in ("metrics.jsonl", "metadata.json"):
@@ -351,17 +355,18 @@ class Live:
         return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"
 
     def page(self) -> str:
+        """The page, built again if the version has changed."""
         with self._lock:
             version = self.version()
             if self._built[0] != version:
                 records = load_runs(self._paths)
-                page = build(records.runs, problems=records.problems, title=self._title, version=version)
+                page = build_page(records.runs, problems=records.problems, title=self._title, version=version)
                 self._built = (version, page)
             return self._built[1]
 
 
 def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> ThreadingHTTPServer:
-    """A server of the page on this machine only; ``/version`` says in JSON whether there is a newer one."""
+    """Make a server of the page, on this machine only; ``/version`` is the present version as JSON."""
     live = Live(list(paths), title)
     live.page()  # a mistake shows now
 
@@ -386,7 +391,7 @@ def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> Th
             self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
-            """Says nothing: the terminal belongs to the person."""
+            """Print nothing."""
 
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -1,7 +1,8 @@
 """Statistics over few runs, after Agarwal et al. (2021), "Deep RL at the Edge of the Statistical Precipice".
 
-Scores are a mapping from each task to the scores of its runs, a matrix (runs, tasks), or the runs of a single task. A statistic
-works over leading axes: its tasks are arrays (..., runs), of which the last axis is one sample, so that a bootstrap is one call.
+Scores are a mapping from each task to the scores of its runs, a matrix (runs, tasks), or the runs of a single task. A
+statistic works over leading axes: its tasks are arrays (..., runs), of which the last axis is one sample, so that a
+bootstrap is one call.
 """
 
 from __future__ import annotations
@@ -11,13 +12,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+__all__ = [
+    "Efficiency",
+    "Interval",
+    "Scores",
+    "Statistic",
+    "iqm",
+    "mean",
+    "median",
+    "performance_profile",
+    "probability_of_improvement",
+    "sample_efficiency",
+    "stratified_bootstrap",
+    "tasks",
+]
+
 Scores = Mapping[str, Any] | Sequence[Any] | np.ndarray
 Statistic = Callable[..., Any]
 RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A statistic of the runs there are, and the bounds between which resampled runs put it; without bounds for one run."""
+    """A statistic with the bounds of its bootstrap interval; a single run has no bounds."""
 
     value: Any
     low: Any
@@ -25,7 +41,7 @@ class Interval(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """A statistic over runs at each of these steps."""
+    """A statistic over runs at environment steps, with the bounds of its bootstrap intervals."""
 
     steps: np.ndarray
     value: np.ndarray
@@ -34,7 +50,7 @@ class Efficiency(NamedTuple):
 
 
 def tasks(scores: Scores) -> dict[str, np.ndarray]:
-    """The runs of each task, (..., runs)."""
+    """Bring scores into one form: the runs of each task, (..., runs)."""
     if isinstance(scores, Mapping):
         found = {str(name): np.asarray(runs, float) for name, runs in scores.items()}
     else:
@@ -66,15 +82,15 @@ def iqm(scores: Scores) -> Any:
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Any:
-    """How probably a run of x is better than one of y on the same task; equal ones count half; the mean over tasks."""
+    """The probability that a run of x beats one of y on the same task; ties count half; the mean over tasks."""
     xs, ys = tasks(x), tasks(y)
     if xs.keys() != ys.keys():
         raise ValueError(f"both sides need the same tasks, got {sorted(xs)} and {sorted(ys)}")
-    chances = []
+    probabilities = []
     for name in xs:
         a, b = xs[name][..., :, None], ys[name][..., None, :]
-        chances.append((a > b).mean((-2, -1)) + (a == b).mean((-2, -1)) / 2)
-    return np.mean(chances, 0)
+        probabilities.append((a > b).mean((-2, -1)) + (a == b).mean((-2, -1)) / 2)
+    return np.mean(probabilities, 0)
 
 
 def performance_profile(scores: Scores, taus: Any) -> Any:
@@ -86,7 +102,7 @@ def performance_profile(scores: Scores, taus: Any) -> Any:
 def stratified_bootstrap(
     statistic: Statistic, *scores: Scores, resamples: int = RESAMPLES, confidence: float = 0.95, seed: int = 0
 ) -> Interval:
-    """``statistic(*scores)`` with a percentile interval; runs are drawn again within each task, for each side apart."""
+    """Compute ``statistic(*scores)`` with a percentile interval; runs are resampled within each task and side."""
     sides = [tasks(side) for side in scores]
     value = statistic(*sides)
     most = max(runs.size for side in sides for runs in side.values())
@@ -116,9 +132,10 @@ def sample_efficiency(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Efficiency:
-    """The statistic over runs as steps go on. Each curve is (steps, values); between its points it is a straight line.
+    """Compute a statistic over runs at each step. Each curve is (steps, values), interpolated linearly.
 
-    Without ``steps`` the grid is where every run has values: the runs' own steps, or ``points`` evenly spaced if they are more.
+    Without ``steps`` the grid is where every run has values: the runs' own steps, or ``points`` evenly spaced ones if
+    they are more.
     """
     if not curves:
         raise ValueError("sample efficiency needs at least one curve")

@@ -1,4 +1,4 @@
-"""Managed classes: ``PPO(config).learn()`` or ``PPO("CartPole-v1", total_timesteps=...)``. One per registry entry."""
+"""Managed classes, one per registry entry: ``PPO(config).learn()`` or ``PPO("CartPole-v1", total_timesteps=...)``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ManagedAlgorithm:
     """An algorithm with its run: learn, evaluate, predict, save, load.
 
-    Takes a TrainConfig, or an environment (id, object or factory) with run fields and algorithm options mixed as keywords.
-    ``network`` replaces the algorithm's network class; ``env`` gives a config the environment to use instead of its id.
+    Takes a TrainConfig, or an environment (id, object or factory) with run fields and algorithm options as keywords.
+    ``network`` replaces the algorithm's network class; ``env`` replaces the environment that the config names.
     """
 
     algo_name: str
@@ -79,6 +79,7 @@ class ManagedAlgorithm:
 
     @property
     def checkpoint_path(self) -> Path:
+        """The checkpoint that the agent was saved to or loaded from."""
         if self._checkpoint is None:
             raise ValueError("no checkpoint yet; call learn() or load() first")
         return self._checkpoint
@@ -91,7 +92,7 @@ class ManagedAlgorithm:
         return self._agent
 
     def learn(self, callbacks: list[Callback] | None = None, loggers: Sequence[Logger] | None = None) -> TrainResult:
-        """Train to ``config.total_timesteps``; a loaded or stopped run goes on where it was."""
+        """Train to ``config.total_timesteps``; a loaded or stopped run continues where it was."""
         from rl_training.runtime.workflows import resume_training
 
         given = {"callbacks": callbacks, "loggers": loggers}
@@ -105,22 +106,24 @@ class ManagedAlgorithm:
         return result
 
     def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, float]:
+        """Play whole episodes in environments of evaluation: returns, lengths and scores."""
         from rl_training.envs.factory import EnvFactory
         from rl_training.runtime.evaluation import evaluate, scored
 
         factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
         episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
-        much: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": self.config.seed}
-        return scored(evaluate(self.agent, factory, **much), self._references)
+        seed = self.config.seed
+        metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, seed=seed)
+        return scored(metrics, self._references)
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
-        """The action for one observation (an int, or an array in the environment's units), or actions for a batch."""
+        """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""
         from rl_training.runtime.spec import predict
 
         return predict(self.agent, self._spaces, obs, deterministic=deterministic)  # type: ignore[arg-type]
 
     def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:
-        """The agent and its config in one file; with ``include_buffers``, everything a resumed run needs."""
+        """Save the agent and its config; with ``include_buffers``, everything that a resumed run needs."""
         from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 
         state = load_checkpoint(self.checkpoint_path, buffers=include_buffers)
@@ -137,7 +140,7 @@ class ManagedAlgorithm:
         env: EnvSource | None = None,
         network: Network | None = None,
     ) -> ManagedAlgorithm:
-        """A saved agent or any checkpoint of a run; pass an own environment or network again."""
+        """Load a saved agent or any checkpoint of a run; an environment or network of your own must be given again."""
         from rl_training.experiment.checkpointing import load_checkpoint
         from rl_training.runtime.workflows import config_of
 
@@ -147,7 +150,7 @@ class ManagedAlgorithm:
         return managed
 
     def _open(self, path: Path, state: CheckpointState | None = None, device: str | None = None) -> None:
-        """Bring the agent of a checkpoint to life: predictions read no file."""
+        """Load the agent of a checkpoint, so that predictions read no file."""
         from rl_training.experiment.checkpointing import load_checkpoint
 
         state = state or load_checkpoint(path, buffers=False)

@@ -1,4 +1,4 @@
-"""Datasets from agents: record what a trained or a random policy does, or take a run's replay buffer."""
+"""Datasets of transitions from a run's replay buffer, reference returns, and descriptions of datasets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.options import RewardOptions
+from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import LONGEST
@@ -23,57 +24,66 @@ from rl_training.runtime.experience import collect, facts_of_collection
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import config_of, evaluate_checkpoint, find_checkpoint
 
+__all__ = ["add_references", "add_returns", "describe_dataset", "export_replay"]
+
 REFERENCE_EPISODES = 10
 
 
 def export_replay(path: str | Path) -> TransitionDataset:
-    """Every transition that a run's replay buffer holds, oldest first, environment by environment."""
+    """Take every transition of a run's replay buffer, oldest first, environment by environment."""
     _, state = find_checkpoint(path, buffers=True)
     config = config_of(state)
     if not state.buffer_state or "replay" not in state.buffer_state:
         raise DatasetError(
             f"{path} holds no replay buffer: {config.algo} keeps none, or the checkpoint is without its own"
         )
-    spec = get_algorithm_spec(config.algo)
-    options = spec.options(config)
-    if getattr(options, "n_step", 1) > 1:
-        raise DatasetError(f"the replay of {path} holds returns over {options.n_step} steps, not single transitions")  # type: ignore[attr-defined]
-    factory = EnvFactory(config.env_id, config.env_kwargs)
-    rewards = [name for name in DatasetOptions.model_fields if name.startswith("reward_")]
-    changed = any(
-        getattr(options, n, f) != f for n, f in ((n, DatasetOptions.model_fields[n].default) for n in rewards)
-    )
-    if factory.reward_options() != RewardOptions() or changed:
-        raise DatasetError(f"the replay of {path} holds rewards that were scaled or clipped, not the environment's")
-    plan = spec.blueprint(config, factory, None, "cpu")
-    loop: Any = spec.loop(
-        Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(options, plan), options
-    )
-    try:
-        if not isinstance(loop.replay, ReplayBuffer):
-            raise DatasetError(f"the replay of {path} holds sequences of observations, not single transitions")
-        loop.replay.load_state_dict(state.buffer_state["replay"])
-        columns = loop.replay.columns()
-    finally:
-        loop.close()
-    first = (loop.replay.written - len(loop.replay)) % config.num_envs
-    streams = [
-        np.arange((i - first) % config.num_envs, len(loop.replay), config.num_envs) for i in range(config.num_envs)
-    ]
-    columns["terminations"] = columns.pop("dones")  # a step at the limit may terminate too: that is no mere cut
-    cut = columns["truncations"] > 0
+    _check_single_unscaled_transitions(path, config)
+    replay, spaces = _load_replay(path, config, state.buffer_state["replay"])
+    columns = replay.columns()
+    columns["terminations"] = columns.pop("dones")  # a step at the time limit may terminate too
+    truncations = columns["truncations"] > 0
+    first = (replay.written - len(replay)) % config.num_envs
+    streams = [np.arange((i - first) % config.num_envs, len(replay), config.num_envs) for i in range(config.num_envs)]
     for rows in streams:
-        if len(rows):  # what follows in the file is another environment's
-            cut[rows[-1]] |= not columns["terminations"][rows[-1]]
+        if len(rows):  # the next row of the file belongs to another environment
+            truncations[rows[-1]] |= not columns["terminations"][rows[-1]]
     order = np.concatenate(streams)
-    data = {name: column[order] for name, column in {**columns, "truncations": cut}.items()}
-    data["actions"] = np.asarray(plan.spaces.to_env(data["actions"]))
+    data = {name: column[order] for name, column in {**columns, "truncations": truncations}.items()}
+    data["actions"] = np.asarray(spaces.to_env(data["actions"]))
     behaviour = {"algo": config.algo, "replay": True, "step": int(state.trainer_state["step"])}
     return TransitionDataset.from_dict({**data, "meta": facts_of_collection(config, config.seed, behaviour)})
 
 
+def _check_single_unscaled_transitions(path: str | Path, config: TrainConfig) -> None:
+    """Refuse a replay of n-step returns, or of rewards that are not the environment's."""
+    options = get_algorithm_spec(config.algo).options(config)
+    n_step = getattr(options, "n_step", 1)
+    if n_step > 1:
+        raise DatasetError(f"the replay of {path} holds returns over {n_step} steps, not single transitions")
+    defaults = {name: field.default for name, field in DatasetOptions.model_fields.items()}
+    names = [name for name in defaults if name.startswith("reward_")]
+    changed = any(getattr(options, name, defaults[name]) != defaults[name] for name in names)
+    if changed or EnvFactory(config.env_id, config.env_kwargs).reward_options() != RewardOptions():
+        raise DatasetError(f"the replay of {path} holds rewards that were scaled or clipped, not the environment's")
+
+
+def _load_replay(path: str | Path, config: TrainConfig, state: dict[str, Any]) -> tuple[ReplayBuffer, Spaces]:
+    """Build the loop of a run as training would, and load its replay buffer."""
+    spec, factory = get_algorithm_spec(config.algo), EnvFactory(config.env_id, config.env_kwargs)
+    options, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
+    run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[])
+    loop: Any = spec.loop(run, spec.build(options, plan), options)
+    try:
+        if not isinstance(loop.replay, ReplayBuffer):
+            raise DatasetError(f"the replay of {path} holds sequences of observations, not single transitions")
+        loop.replay.load_state_dict(state)
+        return loop.replay, plan.spaces
+    finally:
+        loop.close()
+
+
 def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, expert: str | float | None) -> None:
-    """Put the returns of a random policy, and of an expert (a number, or a checkpoint to evaluate), into the data's facts."""
+    """Add the returns of a random policy and of an expert (a number, or a checkpoint to evaluate) to the metadata."""
     drawn = collect(config, None, episodes=REFERENCE_EPISODES, seed=seed + 1, most_steps=LONGEST)
     data.meta["random_return"] = float(drawn.returns().mean())
     if expert is not None:
@@ -85,12 +95,12 @@ def add_references(data: TransitionDataset, config: TrainConfig, *, seed: int, e
 
 
 def add_returns(data: TransitionDataset) -> None:
-    """Put the returns of its episodes into the data's facts."""
+    """Add the returns of the episodes to the metadata."""
     data.meta["returns"] = [round(float(value), 4) for value in data.returns()]
 
 
-def describe(data: TransitionDataset, factory: EnvFactory | None = None) -> dict[str, Any]:
-    """What ``rl-training dataset info`` prints; with an environment, whether the data can be learned from there."""
+def describe_dataset(data: TransitionDataset, factory: EnvFactory | None = None) -> dict[str, Any]:
+    """Describe a dataset; with an environment, also whether it fits that."""
     known, ordered = data.finished_returns(), data.in_order
     episodes = data.episodes() if ordered else []
     returns = known if len(known) or not ordered else data.returns()
@@ -116,11 +126,11 @@ def describe(data: TransitionDataset, factory: EnvFactory | None = None) -> dict
 
 
 def _misfits(data: TransitionDataset, factory: EnvFactory) -> list[str]:
-    """What would be warned of, or refused, if a run in this environment were given the data."""
-    with warnings.catch_warnings(record=True) as said:
+    """List the warnings and errors that a run in this environment would give for the data."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             in_agent_units(match_environment(data, factory, "it", allow=False), factory.spaces(), "it", units="auto")
         except DatasetError as error:
             return [str(error)]
-    return [str(warning.message) for warning in said]
+    return [str(warning.message) for warning in caught]

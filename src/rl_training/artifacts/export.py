@@ -1,7 +1,7 @@
-"""A trained policy as a file that runs without this package: by torch alone, or by ONNX Runtime.
+"""Export a trained policy as a file that runs without this package: by torch alone, or by ONNX Runtime.
 
-What is exported is acting without chance, whole: observations as the environment gives them, normalisation, network, and actions in
-the environment's units. A file is checked against the live agent before it gets its name.
+The file holds the whole deterministic policy: from observations as the environment gives them, through normalisation
+and network, to actions in the environment's units. It is checked against the live agent before it gets its name.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from rl_training.experiment.runs import provenance
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
 
-CHECKED, REAL = 1_000, 500  # observations that are compared; how many of them an episode may give
-ROWS = 200  # of them at a time: as few as acting on the host takes
-TOLERANCE = 1e-5  # of an action's units, and of the scores of two choices between which either is right
-WIDE = 1e3  # bounds of observations beyond this say nothing of what observations are like
-ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
-NOTES = "rl_training.json"  # the facts within a .pt2
+__all__ = ["ExportFailure", "Exported", "Policy", "compare_with_agent", "export_checkpoint", "export_policy"]
 
-Run = Callable[
-    [np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]
-]  # (obs, carry) -> (actions, carry)
+CHECKED, REAL = 1_000, 500  # observations that are compared, of which an episode gives at most the second number
+BATCH_ROWS = 200  # observations at a time: few enough for the agent to act in numpy
+TOLERANCE = 1e-5  # in an action's units; also the difference of two choices' scores below which either is right
+WIDE_BOUND = 1e3  # wider bounds of a space say nothing about observations
+ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
+NOTES = "rl_training.json"  # the metadata within a .pt2
+
+# (obs, carry) -> (actions, carry)
+ActFunction = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
 
 class ExportFailure(RuntimeError):
-    """What was written does not do what the agent does."""
+    """Raised where an exported policy acts differently from its agent."""
 
 
 class Policy(nn.Module):
-    """An agent's acting without chance: the environment's observations (B, ...) to its actions; with a carry, both ways too."""
+    """The deterministic policy: the environment's observations (B, ...) and a carry, if any, to actions and carry."""
 
     action_center: torch.Tensor
     action_scale: torch.Tensor
@@ -83,23 +84,22 @@ class Policy(nn.Module):
         return self._actions(best), carry
 
     def _actions(self, best: torch.Tensor) -> torch.Tensor:
-        """Scores of choices, or a box's actions in [-1, 1], as the environment takes them; as ``Spaces.to_env`` does."""
+        """Map scores of choices, or a box's actions in [-1, 1], to the environment's, as ``Spaces.to_env`` does."""
         spaces = self._spaces
         if spaces.action_kind == "discrete":
-            return best.argmax(-1) + spaces.start
+            return best.argmax(-1) + int(spaces.start)
         if spaces.action_kind == "multi_discrete":
-            chosen = [part.argmax(-1) for part in best.split(list(spaces.choices), -1)]
+            chosen = [part.argmax(-1) for part in torch.split(best, list(spaces.choices), -1)]
             return torch.stack(chosen, -1) + self.action_start
         if spaces.action_kind == "multi_binary":
             return (best > 0).long()
         mapped = self.action_center + self.action_scale * best
         mapped = torch.minimum(torch.maximum(mapped, self.action_low), self.action_high)
-        return mapped.to(_torch_type(spaces.env_dtype)).unflatten(-1, spaces.env_shape or (1,))
+        return torch.unflatten(mapped.to(_torch_type(spaces.env_dtype)), -1, spaces.env_shape or (1,))
 
     @torch.no_grad()
     def margin(self, obs: torch.Tensor, carry: torch.Tensor | None) -> torch.Tensor:
-        """By how much each row's choices beat the next best ones, (B,), as a share of their size where that is more than one;
-        infinite where nothing is chosen."""
+        """The lead of each row's best choice over the next, (B,), relative to scores above one; infinite for boxes."""
         spaces, x = self._spaces, self._encoded(obs)
         best = self.network(x) if carry is None else self.network(x, carry)[0]
         least = torch.full((len(obs),), torch.inf) if carry is None else self.network.margin(x, carry)
@@ -108,7 +108,7 @@ class Policy(nn.Module):
         best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
         if spaces.action_kind == "multi_binary":
             return torch.minimum(least, best.abs().amin(-1))
-        for part in best.split(list(spaces.choices), -1):
+        for part in torch.split(best, list(spaces.choices), -1):
             if part.shape[-1] > 1:
                 first, second = part.topk(2).values.unbind(-1)
                 least = torch.minimum(least, first - second)
@@ -121,13 +121,13 @@ def _torch_type(dtype: Any) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Exported:
-    """``program``: the lines that run the file without this package."""
+    """An exported file, how well it agrees with the agent, and the ``program`` that runs it without this package."""
 
     path: Path
     format: str
-    rows: int  # observations on which it was compared
-    ties: int  # of them, where two choices were as good as each other
-    difference: float  # the largest of a box's action, in its units
+    rows: int  # observations on which file and agent were compared
+    ties: int  # observations for which two choices were equally good
+    difference: float  # largest difference of a box's actions, in their units
     program: str
 
 
@@ -139,9 +139,10 @@ def export_checkpoint(
     env: EnvSource | None = None,
     network: Any = None,
 ) -> Exported:
-    """Write the policy of a checkpoint, or of the newest one of a run, as ``onnx`` or ``torch`` (default: by the output's ending).
+    """Write the policy of a checkpoint, or of the newest one of a run, as ``onnx`` or ``torch``.
 
-    The output is policy.onnx or policy.pt2 unless it is given. ``env`` and ``network`` are what the run was started with.
+    The format is chosen by the output's ending, unless it is given; the output is policy.onnx or policy.pt2, unless it
+    is given. ``env`` and ``network`` are what the run was started with.
     """
     format, output = _named(format, output)
     _, state = find_checkpoint(path, buffers=False)
@@ -177,7 +178,7 @@ def export_policy(
     *,
     step: int = 0,
 ) -> Exported:
-    """Write an agent's policy, and check the file against the agent; a file that fails the check does not stay."""
+    """Write an agent's policy, and check the file against the agent; a file that fails is removed."""
     policy = Policy(agent, spaces)
     obs, carry, space = _observations(agent, spaces, factory, config.seed)
     facts = _facts(config, space, factory, None if carry is None else carry.shape[-1], step)
@@ -186,30 +187,31 @@ def export_policy(
         partial = Path(folder) / output.name
         {"onnx": _write_onnx, "torch": _write_torch}[format](_traced(policy, obs, carry), partial, facts)
         run = {"onnx": _run_onnx, "torch": _run_torch}[format](partial)
-        ties, difference = compare(agent, spaces, policy, run, obs, carry)
+        ties, difference = compare_with_agent(agent, spaces, policy, run, obs, carry)
         os.replace(partial, output)
     return Exported(output, format, len(obs), ties, difference, _program(output, format, facts, obs))
 
 
-def compare(
-    agent: Learner, spaces: Spaces, policy: Policy, run: Run, obs: np.ndarray, carry: np.ndarray | None
+def compare_with_agent(
+    agent: Learner, spaces: Spaces, policy: Policy, run: ActFunction, obs: np.ndarray, carry: np.ndarray | None
 ) -> tuple[int, float]:
-    """How often two choices were as good as each other, and the largest difference of a box's actions."""
+    """Compare a file with its agent: how many rows have ties, and the largest difference of a box's actions."""
     ties, largest = 0, 0.0
-    for start in range(0, len(obs), ROWS):
-        rows = slice(start, start + ROWS)
-        held = None if carry is None else carry[rows]
-        acting = agent.act(spaces.encode(obs[rows]), carry=held, deterministic=True)
-        wanted, (given, next_carry) = np.asarray(spaces.to_env(acting.actions)), run(obs[rows], held)
-        if given.shape != wanted.shape:
-            raise ExportFailure(f"the exported policy gives actions of shape {given.shape}, the agent {wanted.shape}")
-        margin = policy.margin(torch.from_numpy(obs[rows]), None if held is None else torch.from_numpy(held)).numpy()
+    for start in range(0, len(obs), BATCH_ROWS):
+        rows = slice(start, start + BATCH_ROWS)
+        before = None if carry is None else carry[rows]
+        acting = agent.act(spaces.encode(obs[rows]), carry=before, deterministic=True)
+        expected, (given, next_carry) = np.asarray(spaces.to_env(acting.actions)), run(obs[rows], before)
+        if given.shape != expected.shape:
+            raise ExportFailure(f"the exported policy gives actions of shape {given.shape}, the agent {expected.shape}")
+        carried = None if before is None else torch.from_numpy(before)
+        margin = policy.margin(torch.from_numpy(obs[rows]), carried).numpy()
         clear = margin >= TOLERANCE
-        off = np.abs(given.astype(np.float64) - wanted).reshape(len(given), -1)
+        off = np.abs(given.astype(np.float64) - expected).reshape(len(given), -1)
         if spaces.action_kind == "box":
             off = off / np.maximum(spaces.scale, 1)
             largest = max(largest, float(off[clear].max(initial=0)))
-        if held is not None:
+        if before is not None:
             off = np.concatenate([off, 0.1 * np.abs(next_carry - acting.carry)], -1)
         wrong = int((~(off <= TOLERANCE)).any(-1)[clear].sum())
         if wrong:
@@ -223,9 +225,12 @@ def compare(
 
 def _observations(
     agent: Learner, spaces: Spaces, factory: EnvFactory, seed: int
-) -> tuple[np.ndarray, np.ndarray | None, gym.Space]:
-    """Observations as the environment gives them: of an episode, and drawn from their space or, where it is wide, from around
-    what the agent has seen; the carries to go with them; and the space."""
+) -> tuple[np.ndarray, np.ndarray | None, gym.Space[Any]]:
+    """Make observations for the check, with carries and their space.
+
+    The first are those of an episode. The others are drawn from the space or, where that is wide, from a normal
+    distribution around what the agent has seen. Carries are those of the episode.
+    """
     seen: list[np.ndarray] = []
     found: list[gym.Env] = []
 
@@ -243,7 +248,7 @@ def _observations(
         mean, deviation = real.mean(0), real.std(0)
         if agent.normalizer is not None:
             mean, deviation = (x.cpu().numpy() for x in (agent.normalizer.mean, 1 / agent.normalizer.inverse_std))
-        narrow = (np.abs(space.low) < WIDE) & (np.abs(space.high) < WIDE)
+        narrow = (np.abs(space.low) < WIDE_BOUND) & (np.abs(space.high) < WIDE_BOUND)
         within = rng.uniform(np.where(narrow, space.low, 0), np.where(narrow, space.high, 0), shape)
         drawn = np.where(narrow, within, rng.normal(mean, 2 * deviation + 1e-3, shape)).astype(spaces.obs_dtype)
     carry = agent.initial_carry(1)
@@ -252,15 +257,17 @@ def _observations(
     carries = [carry]
     for row in real[:-1]:
         carries.append(agent.act(spaces.encode(row)[None], carry=carries[-1], deterministic=True).carry)
-    lived = np.concatenate(carries)
+    visited = np.concatenate(carries)
     return (
         np.concatenate([real, drawn]),
-        np.concatenate([lived, lived[rng.integers(len(lived), size=len(drawn))]]),
+        np.concatenate([visited, visited[rng.integers(len(visited), size=len(drawn))]]),
         space,
     )
 
 
-def _facts(config: TrainConfig, space: gym.Space, factory: EnvFactory, carry: int | None, step: int) -> dict[str, Any]:
+def _facts(
+    config: TrainConfig, space: gym.Space[Any], factory: EnvFactory, carry: int | None, step: int
+) -> dict[str, Any]:
     env = factory.make(training=False)
     env.close()
     facts = {"algo": config.algo, "env_id": config.env_id, "env_kwargs": config.env_kwargs, "step": step}
@@ -270,11 +277,11 @@ def _facts(config: TrainConfig, space: gym.Space, factory: EnvFactory, carry: in
 
 
 def _traced(policy: Policy, obs: np.ndarray, carry: np.ndarray | None) -> torch.export.ExportedProgram:
-    """The policy as a graph, for batches of any size (the check takes another than is traced)."""
+    """Trace the policy as a graph for batches of any size."""
     given = tuple(torch.from_numpy(column[:3]) for column in (obs, carry) if column is not None)
     batch = torch.export.Dim("batch")
     program = torch.export.export(policy, given, dynamic_shapes=tuple({0: batch} for _ in given))
-    for node in program.graph.nodes:  # where on this machine it was written is nobody's business
+    for node in program.graph.nodes:  # they hold paths of this machine
         node.meta.pop("stack_trace", None)
     return program
 
@@ -283,14 +290,14 @@ def _write_torch(program: torch.export.ExportedProgram, path: Path, facts: dict[
     torch.export.save(program, path, extra_files={NOTES: json.dumps(facts)})
 
 
-def _run_torch(path: Path) -> Run:
+def _run_torch(path: Path) -> ActFunction:
     module = torch.export.load(path).module()
 
     def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         if carry is None:
             return module(torch.from_numpy(obs)).numpy(), None
-        actions, held = module(torch.from_numpy(obs), torch.from_numpy(carry))
-        return actions.numpy(), held.numpy()
+        actions, carried = module(torch.from_numpy(obs), torch.from_numpy(carry))
+        return actions.numpy(), carried.numpy()
 
     return run
 
@@ -308,7 +315,7 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[s
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what the exporter says about packages that are not there and its own future."""
+    """Silence the exporter's warnings about missing packages and deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -319,7 +326,7 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _run_onnx(path: Path) -> Run:
+def _run_onnx(path: Path) -> ActFunction:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -327,14 +334,14 @@ def _run_onnx(path: Path) -> Run:
     def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         if carry is None:
             return session.run(None, {"obs": obs})[0], None
-        actions, held = session.run(None, {"obs": obs, "carry": carry})
-        return actions, held
+        actions, carried = session.run(None, {"obs": obs, "carry": carry})
+        return actions, carried
 
     return run
 
 
 def _program(path: Path, format: str, facts: dict[str, Any], obs: np.ndarray) -> str:
-    """A whole program, as short as it can be, that loads the file and asks it for an action."""
+    """Write a short program that loads the file and computes an action."""
     carry, shape, kind = facts["carry"], (1, *obs.shape[1:]), obs.dtype.name
     as_given = f"# a batch of observations of {facts['env_id']}"
     if facts["env_kwargs"].get("wrappers"):

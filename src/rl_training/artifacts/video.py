@@ -13,6 +13,8 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
 
+__all__ = ["record", "record_checkpoint"]
+
 
 def record(
     agent: Learner,
@@ -24,7 +26,7 @@ def record(
     deterministic: bool = True,
     most_steps: int | None = None,
 ) -> dict[str, float]:
-    """Film whole episodes, the same that an evaluation with this seed takes; its metrics."""
+    """Record whole episodes, the same that an evaluation with this seed plays; returns its metrics."""
     with film:
         return evaluate(
             agent, replace(factory, render=True), episodes=episodes, seed=seed, deterministic=deterministic,
@@ -42,7 +44,7 @@ def record_checkpoint(
     network: Any = None,
     **much: Any,
 ) -> tuple[str, dict[str, float]]:
-    """``record`` the agent of a checkpoint, or of the newest one of a run; the environment's id and the metrics."""
+    """Record the agent of a checkpoint or run; returns the environment's id and the metrics."""
     headless()
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process locks at a time."""
+"""Atomic writes of files, and locks on folders."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+__all__ = ["InUse", "lock_folder", "write_durably"]
+
 
 class InUse(RuntimeError):
-    """Another process has the folder."""
+    """Raised where another process has locked the folder."""
 
 
 @contextlib.contextmanager
@@ -30,7 +32,7 @@ def lock_folder(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def write_durably(path: Path, pieces: list[Any]) -> None:
-    """Temporary file, fsync, rename, fsync of the folder; on any error the temporary file is removed."""
+    """Write a file whole or not at all: temporary file, fsync, rename, fsync of the folder."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:

@@ -1,4 +1,4 @@
-"""The base of every options class, and config errors that a person can act on."""
+"""The base of every options class, and errors that name the place in a config."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-Loc = tuple[str | int, ...]
+__all__ = ["ConfigError", "Loc", "Options", "Sizes", "Strings", "opt", "unknown"]
+
+Loc = tuple[str | int, ...]  # where in a config: names and indices from the top
 
 
 class ConfigError(ValueError):
-    """A mistake in a config. ``problems`` pairs each place (a path of names) with what is wrong there."""
+    """Mistakes in a config; ``problems`` pairs each place with what is wrong there."""
 
     def __init__(self, problems: list[tuple[Loc, str]], where: str = "") -> None:
         self.problems = problems
         super().__init__("; ".join(where + _dotted(loc) + message for loc, message in problems))
 
     def under(self, *prefix: str | int) -> ConfigError:
+        """The same mistakes, of options that lie below ``prefix``."""
         return ConfigError([((*prefix, *loc), message) for loc, message in self.problems])
 
 
@@ -28,13 +31,11 @@ def _dotted(loc: Loc) -> str:
 
 
 def opt(default: Any, meaning: str, **bounds: Any) -> Any:
-    """One option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
+    """Declare an option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
     return Field(default, description=meaning, **bounds)
 
 
-Sizes = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Strict(False)]
-
-
+Sizes = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Strict(False)]  # widths of layers
 Strings = Annotated[tuple[str, ...], Strict(False)]
 
 
@@ -53,7 +54,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _natural_numbers(cls, values: Any) -> Any:
-        """1e5 is a whole number, numpy scalars are numbers, and True is neither."""
+        """Take 1e5 for a whole number and numpy's scalars for numbers, but never True."""
         if not isinstance(values, dict):
             return values
         return {name: _natural(value, cls.model_fields.get(name)) for name, value in values.items()}
@@ -65,7 +66,7 @@ class Options(BaseModel):
             raise ConfigError(_problems(error, type(self))) from None
 
     def replace(self, **changes: Any) -> typing.Self:
-        """A copy with some fields changed, validated again."""
+        """Copy with some fields changed, validated again."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return type(self)(**{**given, **changes})
 
@@ -80,7 +81,7 @@ def _natural(value: Any, field: FieldInfo | None) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Numpy's scalars and arrays as plain values, at any depth: searches and spaces produce them."""
+    """Turn numpy's scalars and arrays into plain values, at any depth: searches and spaces produce them."""
     if hasattr(value, "tolist") and hasattr(value, "ndim"):
         return value.tolist()
     if isinstance(value, dict):
@@ -113,7 +114,7 @@ def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, s
 
 
 def _either(messages: list[str]) -> str:
-    """A union complains once per member: ``should be a valid boolean or should be 'auto', got 'yes'``."""
+    """Join the errors of a union's members: ``should be a valid boolean or should be 'auto', got 'yes'``."""
     heads, tails = zip(*(message.partition(", got ")[::2] for message in messages))
     if len(messages) == 1 or not all(tails):
         return messages[0]
@@ -121,5 +122,6 @@ def _either(messages: list[str]) -> str:
 
 
 def unknown(name: str, known: typing.Iterable[str], owner: str) -> str:
+    """Say that an option is unknown, with the nearest name that is known."""
     hint = difflib.get_close_matches(name, list(known), n=1)
     return f"unknown option{f' of {owner}' if owner else ''}" + (f"; did you mean {hint[0]!r}?" if hint else "")

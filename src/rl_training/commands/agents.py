@@ -1,53 +1,53 @@
-"""A trained agent: eval, predict, video, export, inspect-model."""
+"""Commands for a trained agent: eval, predict, video, export, inspect-model."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from rl_training.commands.flags import count, score
+from rl_training.commands.flags import Command, checkpoint_argument, count, device_argument, score, stochastic_argument
+
+__all__ = ["add"]
 
 
-def add(command: Callable) -> None:
+def add(command: Command) -> None:
     """Add the commands of this module."""
     evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
-    evaluate.add_argument("path", help="a run directory or a checkpoint")
+    checkpoint_argument(evaluate, "path")
     evaluate.add_argument(
         "--episodes", type=count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
     )
-    evaluate.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
-    evaluate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    stochastic_argument(evaluate)
+    device_argument(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
 
     predict = command("predict", _predict, "the action a trained agent takes for an observation")
-    predict.add_argument("path", help="a run directory or a checkpoint")
-    predict.add_argument(
-        "--obs", required=True, metavar="JSON", help="one observation or a batch of them, or - for standard input"
-    )
-    predict.add_argument("--stochastic", action="store_true", help="draw the action instead of taking the best one")
-    predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    checkpoint_argument(predict, "path")
+    batch = "one observation or a batch of them, or - for standard input"
+    predict.add_argument("--obs", required=True, metavar="JSON", help=batch)
+    stochastic_argument(predict)
+    device_argument(predict)
 
     inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
-    inspect.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    checkpoint_argument(inspect)
     inspect.add_argument("--output", required=True, metavar="FILE", help="the picture, e.g. model.png")
     inspect.add_argument("--steps", type=count, default=50, metavar="N", help="how far to look ahead (default: 50)")
     inspect.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episode (default: 0)")
 
     video = command("video", _video, "record episodes of a trained agent as mp4 or gif")
-    video.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    checkpoint_argument(video)
     video.add_argument("-o", "--output", required=True, metavar="FILE", help="what to write: a .mp4 or a .gif")
     video.add_argument("--episodes", type=count, default=1, metavar="N", help="how many episodes (default: 1)")
     video.add_argument("--seed", type=int, metavar="N", help="seed of the episodes (default: the run's, as evaluated)")
     video.add_argument("--max-steps", type=count, metavar="N", help="cut episodes after so many steps")
     video.add_argument("--fps", type=float, metavar="N", help="frames a second (default: the environment's own)")
-    video.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
-    video.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    stochastic_argument(video)
+    device_argument(video)
 
     export = command("export", _export, "write a trained policy as a file that runs without this package")
-    export.add_argument("--checkpoint", required=True, metavar="PATH", help="a run directory or a checkpoint")
+    checkpoint_argument(export)
     export.add_argument("--format", choices=("onnx", "torch"), help="default: by the file's ending")
     export.add_argument("-o", "--output", metavar="FILE", help="default: policy.onnx or policy.pt2, here")
 
@@ -64,15 +64,15 @@ def _video(args: argparse.Namespace) -> None:
     )  # fmt: skip
     length = f"{metrics['eval_length_mean']:.0f}"
     if args.episodes == 1:
-        came_to = f"1 episode of {env_id}, return {figure(metrics['eval_return_mean'])}, length {length}"
+        outcome = f"1 episode of {env_id}, return {figure(metrics['eval_return_mean'])}, length {length}"
     else:
         result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
-        came_to = f"{args.episodes} episodes of {env_id}, return {result}, mean length {length}"
-    print(f"{film.path}: {came_to} ({film.frames} frames, {film.fps:g} a second)")
+        outcome = f"{args.episodes} episodes of {env_id}, return {result}, mean length {length}"
+    print(f"{film.path}: {outcome} ({film.frames} frames, {film.fps:g} a second)")
 
 
 def _export(args: argparse.Namespace) -> None:
-    """Prints a program: the lines that run the file, under a comment that says what it is."""
+    """Export a policy, and print the program that runs the file."""
     from rl_training.artifacts.export import export_checkpoint
 
     exported = export_checkpoint(args.checkpoint, args.output, args.format)
@@ -131,6 +131,5 @@ def _inspect_model(args: argparse.Namespace) -> None:
     predictions = predict_episode(config, agent, steps=args.steps, seed=args.seed)
     draw(predictions, Path(args.output), f"{args.checkpoint}: {len(predictions.rewards)} steps of random actions")
     first, last = (np.abs(predictions.predicted.mean(0) - predictions.real)[i].mean() for i in (1, -1))
-    print(
-        f"{args.output}: mean error of observations {first:.3g} after one step, {last:.3g} after {len(predictions.rewards)}"
-    )
+    errors_text = f"{first:.3g} after one step, {last:.3g} after {len(predictions.rewards)}"
+    print(f"{args.output}: mean error of observations {errors_text}")

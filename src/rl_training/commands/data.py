@@ -1,21 +1,19 @@
-"""Datasets: collect, dataset."""
+"""Commands for datasets: collect, dataset."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rl_training.commands.flags import count
+from rl_training.commands.flags import Command, count
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["add"]
 
 
-def add(command: Callable) -> None:
+def add(command: Command) -> None:
     """Add the commands of this module."""
     collect = command(
         "collect", _collect, "record a dataset from a trained agent, random actions, or a run's replay buffer"
@@ -90,11 +88,11 @@ def _collect(args: argparse.Namespace) -> None:
         files.write_minari(args.output, data, env)
     else:
         {"npz": files.write_npz, "hdf5": files.write_hdf5}[kind](Path(args.output), data)
-    _show_dataset(args.output, collection.describe(data))
+    _show_dataset(args.output, collection.describe_dataset(data))
 
 
 def _dataset_info(args: argparse.Namespace) -> None:
-    from rl_training.artifacts.collection import describe
+    from rl_training.artifacts.collection import describe_dataset
     from rl_training.data.dataset_files import load_transition_dataset
     from rl_training.data.environment_match import time_limits
     from rl_training.envs.factory import EnvFactory
@@ -107,7 +105,7 @@ def _dataset_info(args: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as assumed:
         warnings.simplefilter("always")
         data = load_transition_dataset(kind, **where, time_limit=limit)
-    facts = describe(data, factory)
+    facts = describe_dataset(data, factory)
     facts["concerns"] += [str(warning.message) for warning in assumed if warning.category is UserWarning]
     if args.json:
         print(json.dumps(facts))

@@ -1,4 +1,4 @@
-"""Looks at the machine the way a run would, and says what works."""
+"""Checks of this machine: versions, devices, compiler, environments, and a tiny run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+__all__ = ["Finding", "examine"]
+
 
 class Finding(NamedTuple):
+    """The outcome of one check."""
+
     what: str
     ok: bool
     detail: str
@@ -18,6 +22,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
+    """Make every check."""
     from rl_training.experiment.runs import processor, provenance
 
     facts = provenance()
@@ -78,7 +83,7 @@ def _environments(what: str, module: str, env_id: str, extra: str) -> Finding:
 
 
 def _tool(what: str, module: str, extra: str) -> Finding:
-    """Looked for only: importing some of them takes seconds."""
+    """Look for a module without importing it, which takes seconds for some."""
     return Finding(what, True, "installed") if find_spec(module) is not None else _missing(what, extra)
 
 
@@ -87,15 +92,16 @@ def _missing(what: str, extra: str) -> Finding:
 
 
 def _training() -> Finding:
-    """A few steps of PPO, saved, loaded and resumed."""
+    """Train PPO for a few steps, save, load and resume."""
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.runtime.workflows import resume_training
 
     with tempfile.TemporaryDirectory() as folder:
+        options = {"num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "eval_interval": 0}
         config = TrainConfig(
-            algo="ppo", env_id="CartPole-v1", total_timesteps=256, output_dir=Path(folder), eval_episodes=1, progress="off",
-            algo_kwargs={"num_steps": 64, "minibatch_size": 64, "update_epochs": 1, "eval_interval": 0},
+            algo="ppo", env_id="CartPole-v1", total_timesteps=256, output_dir=Path(folder), eval_episodes=1,
+            progress="off", algo_kwargs=options,
         )  # fmt: skip
         result = get_algorithm_spec("ppo").train(config)
         result = resume_training(result.checkpoint_path, total_timesteps=512)

@@ -1,15 +1,15 @@
-"""Many runs: sweep, tune."""
+"""Commands for many runs: sweep, tune."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.commands.flags import config_flags, count, resolved
+from rl_training.commands.flags import Command, config_flags, count, resolved
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from rl_training.sweeps.plan import JobStatus
 
 
-def add(command: Callable) -> None:
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
     """Add the commands of this module."""
     sweep = command("sweep", _sweep, "train over seeds and values of options; repeat the command to go on after a stop")
     config_flags(sweep, values=True)
@@ -128,7 +131,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _flags_of_their_own(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
-    """What is said twice is refused: one of the two would be ignored."""
+    """Refuse options that have an argument of their own: one of the two would be ignored."""
     for name, flag in (("seed", "--seeds"), ("threads", "--threads"), ("output_dir", "--output-dir")):
         if name in given:
             raise ValueError(f"--set {name}: use {flag}")

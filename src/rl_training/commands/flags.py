@@ -1,16 +1,32 @@
-"""What several commands take: a config by file, flags and --set, and whole numbers as people write them."""
+"""Arguments that several commands share, and the config that they make."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
+__all__ = [
+    "Action",
+    "Command",
+    "checkpoint_argument",
+    "config_flags",
+    "count",
+    "device_argument",
+    "resolved",
+    "score",
+    "stochastic_argument",
+]
+
+Action = Callable[[argparse.Namespace], int | None]  # what a command does; its exit code
+Command = Callable[[str, Action, str], argparse.ArgumentParser]  # (name, what it does, help) -> its parser
+
 
 def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> None:
-    """The flags that make or change a config, the same for every command that takes one."""
+    """Add the arguments that make or change a config; ``values``: --set takes several."""
     parser.add_argument(
         "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
     )
@@ -32,8 +48,27 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
     )
 
 
+def checkpoint_argument(parser: argparse.ArgumentParser, name: str = "--checkpoint") -> None:
+    """Add the argument that names a trained agent."""
+    meaning = "a run directory or a checkpoint"
+    if name.startswith("-"):
+        parser.add_argument(name, required=True, metavar="PATH", help=meaning)
+    else:
+        parser.add_argument(name, help=meaning)
+
+
+def device_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that chooses where networks run."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def stochastic_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the switch from the best action to a sampled one."""
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best ones")
+
+
 def count(text: str) -> int:
-    """A whole number; 1e6 is one."""
+    """Read a whole number, also one written as 1e6."""
     number = float(text)
     if not number.is_integer():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
@@ -44,7 +79,7 @@ count.__name__ = "number"
 
 
 def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:
-    """The config that the flags of ``config_flags`` say; ``chosen`` takes the place of ``--set``."""
+    """Make the config from the arguments of ``config_flags``; ``chosen`` replaces ``--set``."""
     from rl_training.base.options import ConfigError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
@@ -67,7 +102,7 @@ def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> 
 
 
 def score(metrics: dict[str, Any]) -> str:
-    """The return of an evaluation, and over how many episodes."""
+    """Format the return of an evaluation, and over how many episodes."""
     from rl_training.tracking.figures import spread
 
     episodes = int(metrics["eval_episodes"])

@@ -1,19 +1,16 @@
-"""What there is, and what works here: list, show, config, schema, doctor."""
+"""Commands about the package and the machine: list, show, config, schema, doctor."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from rl_training.commands.flags import config_flags, resolved
+from rl_training.commands.flags import Command, config_flags, resolved
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["add"]
 
 
-def add(command: Callable) -> None:
+def add(command: Command) -> None:
     """Add the commands of this module."""
     listing = command("list", _list, "the algorithms")
     listing.add_argument("--json", action="store_true", help="print them as a JSON list")
@@ -44,11 +41,11 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from rl_training.experiment.options_table import describe
+    from rl_training.experiment.options_table import describe_options
     from rl_training.experiment.registry import get_algorithm_spec
 
     spec = get_algorithm_spec(args.algo)
-    rows = describe(spec.config)
+    rows = describe_options(spec.config)
     if args.json:
         print(json.dumps({row.name: row._asdict() for row in rows}))
         return

@@ -1,19 +1,21 @@
-"""What runs came to: report, compare, leaderboard."""
+"""Commands for results: report, compare, leaderboard."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rl_training.commands.flags import count
+from rl_training.commands.flags import Command, count
 
 if TYPE_CHECKING:
-    from rl_training.analysis.tables import Row
+    from rl_training.analysis.tables import TableRow
 
 
-def add(command: Callable) -> None:
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
     """Add the commands of this module."""
     runs = "run directories, or folders with runs below them"
     report = command("report", _report, "one page of curves, tables and provenance of many runs, in a single file")
@@ -62,7 +64,7 @@ def _leaderboard(args: argparse.Namespace) -> None:
     records = load_runs(args.runs)
     _warn(records.problems)
     boards = leaderboard(groups_of(records.runs))
-    rows = [standing.row(rank) for board in boards.values() for rank, standing in enumerate(board, start=1)]
+    rows = [ranked.row(rank) for board in boards.values() for rank, ranked in enumerate(board, start=1)]
     if not any(row["iqm"] for row in rows):
         raise ValueError(f"no run in {', '.join(args.runs)} has an evaluation yet")
     _print(rows, args.format, [])
@@ -73,7 +75,7 @@ def _warn(problems: list[str]) -> None:
         print(f"left out: {problem}", file=sys.stderr)
 
 
-def _print(rows: list[Row], how: str, notes: list[str]) -> None:
+def _print(rows: list[TableRow], how: str, notes: list[str]) -> None:
     from rl_training.analysis import tables
 
     if how == "json":
@@ -87,7 +89,7 @@ def _print(rows: list[Row], how: str, notes: list[str]) -> None:
         _table(rows, notes)
 
 
-def _table(rows: list[Row], notes: list[str]) -> None:
+def _table(rows: list[TableRow], notes: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 

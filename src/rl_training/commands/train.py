@@ -1,20 +1,22 @@
-"""Training: train, resume."""
+"""Commands for training: train, resume."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.commands.flags import config_flags, count, resolved, score
+from rl_training.commands.flags import Command, config_flags, count, resolved, score
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import TrainResult
 
 
-def add(command: Callable) -> None:
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
     """Add the commands of this module."""
     train = command("train", _train, "train an agent from a config, a preset, or an algorithm and an environment")
     config_flags(train)
@@ -76,7 +78,7 @@ def _report(result: TrainResult, total: int, as_json: bool) -> int:
 
 
 def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
-    """Nothing is called trained that has not learned."""
+    """Say how far the run got, and whether it made an update at all."""
     if metrics["update_count"] or metrics["gradient_steps"]:
         return f"{'trained' if step >= total else 'stopped'} at step {step:,}"
     if step < total:
@@ -85,5 +87,5 @@ def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
 
 
 def _reason(run_dir: Path) -> str:
-    """Why a run ended before its total."""
+    """Read why a run ended before its total."""
     return str(json.loads((run_dir / "metadata.json").read_text())["stop_reason"])

@@ -1,7 +1,7 @@
 """Checkpoint files: tensors and plain data only, checked by a digest, written whole or not at all.
 
-A checkpoint is a safetensors file. Its header carries the state tree as JSON, in which each tensor stands as a reference, and a
-sha256 of everything. Reading it parses JSON and copies bytes: there is nothing in it that could run.
+A checkpoint is a safetensors file. Its header carries the state tree as JSON, in which each tensor stands as a
+reference, and a sha256 of everything. Reading it parses JSON and copies bytes: there is nothing in it that could run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,20 @@ from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.experiment.migrations import FORMAT, STEPS, upgrade
 
+__all__ = [
+    "SUFFIX",
+    "CheckpointError",
+    "CheckpointState",
+    "buffers_path",
+    "first_nonfinite",
+    "load_checkpoint",
+    "raise_on_mismatch",
+    "save_checkpoint",
+]
+
 SUFFIX = ".ckpt"
-APART = 1 << 20  # buffers of more bytes than this go into a sibling file, so that the agent alone stays small
+PARTS = ("algorithm_state", "buffer_state", "trainer_state", "config", "metadata")
+SIBLING_BYTES = 1 << 20  # buffers of more bytes than this go into a sibling file, so that the agent alone stays small
 DTYPES = {
     "float32": "F32", "float64": "F64", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
@@ -31,12 +43,12 @@ DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """A file that is not a whole checkpoint of this package."""
+    """Raised for a file that is not a whole checkpoint of this package."""
 
 
 @dataclass(slots=True)
 class CheckpointState:
-    """``buffer_state`` is None when the agent was saved alone."""
+    """Everything a checkpoint holds; ``buffer_state`` is None when the agent was saved alone."""
 
     algorithm_state: dict[str, Any]
     buffer_state: dict[str, Any] | None
@@ -46,7 +58,7 @@ class CheckpointState:
 
 
 def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
-    """Write durably: a crash at any moment leaves the previous file or the new one, never a part."""
+    """Write a checkpoint; a crash at any moment leaves the previous file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tree = {
@@ -56,7 +68,7 @@ def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
         "config": state.config,
         "metadata": {**state.metadata, "format": FORMAT},
     }
-    if _nbytes(state.buffer_state) > APART:
+    if _nbytes(state.buffer_state) > SIBLING_BYTES:
         sibling = buffers_path(path)
         digest = _write(sibling, {"buffer_state": state.buffer_state})
         tree["buffer_state"] = {"$file": sibling.name, "sha256": digest}
@@ -65,35 +77,31 @@ def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
 
 
 def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointState:
-    """Read and verify. ``buffers=False`` leaves a sibling file of buffers alone."""
+    """Read and verify a checkpoint of any format; ``buffers=False`` does not read a sibling file of buffers."""
     path = Path(path)
     tree, _ = _read(path)
-    if not isinstance(tree, dict) or set(tree) != {
-        "algorithm_state",
-        "buffer_state",
-        "trainer_state",
-        "config",
-        "metadata",
-    }:
+    if not isinstance(tree, dict) or set(tree) != set(PARTS):
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
     number = tree["metadata"].get("format")
     if number != FORMAT and number not in STEPS:
         raise CheckpointError(f"{path} has format {number}; this version reads formats {min(STEPS)} to {FORMAT}")
-    apart = tree["buffer_state"]
-    if isinstance(apart, dict) and "$file" in apart:
-        tree["buffer_state"] = None
-        if buffers:
-            sibling = path.parent / Path(apart["$file"]).name
-            if not sibling.exists():
-                raise CheckpointError(
-                    f"{path} has lost its buffers ({sibling.name} is gone): it can be evaluated, but not resumed exactly"
-                )
-            inner, digest = _read(sibling)
-            if digest != apart["sha256"]:
-                raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
-            tree["buffer_state"] = inner["buffer_state"]
+    stored = tree["buffer_state"]
+    if isinstance(stored, dict) and "$file" in stored:
+        tree["buffer_state"] = _read_buffers(path, stored) if buffers else None
     upgrade(tree, number)
     return CheckpointState(**tree)
+
+
+def _read_buffers(path: Path, stored: dict[str, Any]) -> Any:
+    """Read the sibling file in which a checkpoint's large buffers lie."""
+    sibling = path.parent / Path(stored["$file"]).name
+    if not sibling.exists():
+        lost = f"{path} has lost its buffers ({sibling.name} is gone)"
+        raise CheckpointError(f"{lost}: it can be evaluated, but not resumed exactly")
+    tree, digest = _read(sibling)
+    if digest != stored["sha256"]:
+        raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
+    return tree["buffer_state"]
 
 
 @contextlib.contextmanager
@@ -109,6 +117,7 @@ def raise_on_mismatch() -> Iterator[None]:
 
 
 def buffers_path(path: Path) -> Path:
+    """The sibling file of a checkpoint that holds its large buffers."""
     return path.with_name(f"{path.stem}.buffers{path.suffix}")
 
 
@@ -120,7 +129,7 @@ def _nbytes(state: Any) -> int:
 
 
 def _pack(state: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
-    """The tree as JSON values; tensors go to ``arrays`` and leave a reference."""
+    """Turn a state tree into JSON values; tensors go to ``arrays`` and leave a reference."""
     if isinstance(state, torch.Tensor):
         state = state.detach().cpu().numpy()
     if isinstance(state, np.ndarray):
@@ -202,7 +211,7 @@ def _read(path: Path) -> tuple[Any, str]:
 
 
 def first_nonfinite(state: Any, path: str = "") -> str | None:
-    """The name of the first tensor in a nested state that holds a NaN or an infinity, or None."""
+    """Find the first tensor in a nested state that holds a NaN or an infinity: its name, or None."""
     if isinstance(state, torch.Tensor):
         return None if not state.is_floating_point() or bool(torch.isfinite(state).all()) else path
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()

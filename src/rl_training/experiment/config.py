@@ -1,4 +1,4 @@
-"""TrainConfig: a whole run as one validated object."""
+"""TrainConfig: everything that defines a run, in one validated object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pydantic import ConfigDict, Field, Strict, field_validator
 
 from rl_training.base.options import Options, Strings, opt
 
-Loggers = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
+__all__ = ["TrainConfig"]
+
+LoggerNames = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
 
 
 class TrainConfig(Options):
-    """A whole run: which algorithm on which environment, for how long, and where it goes."""
+    """The config of a run: algorithm, environment, length, output, and the options of each."""
 
     model_config = ConfigDict(extra="forbid", frozen=False, strict=True, validate_assignment=True)
 
@@ -34,7 +36,7 @@ class TrainConfig(Options):
     record_video: int = opt(
         0, "episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none", ge=0
     )
-    loggers: Loggers = opt(("tensorboard",), "tensorboard, csv, wandb: where metrics go, beside metrics.jsonl")
+    loggers: LoggerNames = opt(("tensorboard",), "tensorboard, csv, wandb: where metrics go, beside metrics.jsonl")
     wandb_project: str | None = opt(None, "project in Weights & Biases; null: WANDB_PROJECT, or rl_training")
     tags: Strings = opt((), "free labels, kept with the run")
     compile: bool | Literal["safe", "auto"] = opt(
@@ -69,5 +71,5 @@ class TrainConfig(Options):
         return value
 
     def plain(self) -> dict[str, Any]:
-        """Plain values only, as stored in checkpoints and config.yaml."""
+        """The config as plain values, as stored in checkpoints and config.yaml."""
         return self.model_dump(mode="json")

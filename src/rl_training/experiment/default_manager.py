@@ -1,4 +1,4 @@
-"""A small object that sets a run up first and trains later, for programs that manage many."""
+"""Prepare a run now and train it later, for programs that manage many."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import resume_training
 
+__all__ = ["DefaultExperimentManager"]
+
 
 class DefaultExperimentManager:
+    """One run that is new or resumed: ``setup(config).train()`` or ``resume(path).train()``."""
+
     def __init__(self) -> None:
         self._job: Callable[[], TrainResult] | None = None
 
@@ -31,7 +35,7 @@ class DefaultExperimentManager:
         eval_episodes: int | None = None,
         callbacks: list[Callback] | None = None,
     ) -> DefaultExperimentManager:
-        """Prepare to go on from a checkpoint."""
+        """Prepare to resume from a checkpoint."""
         self._job = lambda: resume_training(
             checkpoint_path,
             total_timesteps=total_timesteps,
@@ -42,6 +46,7 @@ class DefaultExperimentManager:
         return self
 
     def train(self) -> TrainResult:
+        """Train what was prepared."""
         if self._job is None:
             raise ValueError("nothing to train yet: call setup(config) or resume(checkpoint_path) first")
         return self._job()

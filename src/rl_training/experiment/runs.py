@@ -1,4 +1,4 @@
-"""Run directories: their names, what is in them, where a run came from, and which checkpoint to go on from."""
+"""Run directories: their names and files, the provenance of a run, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
@@ -25,44 +25,62 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 
+__all__ = [
+    "SUFFIX",
+    "RunContext",
+    "checkpoint_name",
+    "create_run_context",
+    "drop_later_checkpoints",
+    "dump_yaml",
+    "git_commit",
+    "list_checkpoints",
+    "newest_checkpoint",
+    "open_run_context",
+    "processor",
+    "provenance",
+    "prune_checkpoints",
+    "read_metadata",
+    "run_dir_of",
+    "run_name",
+    "write_config",
+    "write_metadata",
+]
+
+FILES = {
+    "checkpoints_dir": "checkpoints",
+    "tensorboard_dir": "tensorboard",
+    "videos_dir": "videos",
+    "config_path": "config.yaml",
+    "metadata_path": "metadata.json",
+    "metrics_path": "metrics.jsonl",
+}
+
 
 @dataclass(frozen=True)
 class RunContext:
+    """A run directory, and where its files lie."""
+
     run_id: str
     run_dir: Path
+    checkpoints_dir: Path = field(init=False)
+    tensorboard_dir: Path = field(init=False)
+    videos_dir: Path = field(init=False)
+    config_path: Path = field(init=False)
+    metadata_path: Path = field(init=False)
+    metrics_path: Path = field(init=False)
 
-    @property
-    def checkpoints_dir(self) -> Path:
-        return self.run_dir / "checkpoints"
-
-    @property
-    def tensorboard_dir(self) -> Path:
-        return self.run_dir / "tensorboard"
-
-    @property
-    def config_path(self) -> Path:
-        return self.run_dir / "config.yaml"
-
-    @property
-    def metadata_path(self) -> Path:
-        return self.run_dir / "metadata.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.run_dir / "metrics.jsonl"
-
-    @property
-    def videos_dir(self) -> Path:
-        return self.run_dir / "videos"
+    def __post_init__(self) -> None:
+        for name, file in FILES.items():
+            object.__setattr__(self, name, self.run_dir / file)
 
 
 def run_name(config: TrainConfig, suffix: str) -> str:
-    """What a run directory is called."""
+    """Make the name of a run directory."""
     return f"{config.algo}__{config.env_id.replace('/', '-').replace(':', '-')}__seed{config.seed}__{suffix}"
 
 
 def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
-    """A new run directory. With a suffix its name is fixed and must be free; without, a unique one is found."""
+    """Make a new run directory. With a suffix its name is fixed and must be free; without, a unique one is found."""
     text = dump_yaml(config.plain())
     if run_suffix is not None:
         name = run_name(config, run_suffix)
@@ -93,7 +111,7 @@ def _claim(config: TrainConfig, run_id: str) -> RunContext | None:
 
 
 def open_run_context(run_dir: str | Path) -> RunContext:
-    """An existing run directory."""
+    """Open an existing run directory."""
     run_dir = Path(run_dir)
     context = RunContext(run_dir.resolve().name, run_dir)
     for folder in (context.checkpoints_dir, context.tensorboard_dir):
@@ -102,7 +120,7 @@ def open_run_context(run_dir: str | Path) -> RunContext:
 
 
 def run_dir_of(checkpoint: Path) -> Path | None:
-    """The run directory a checkpoint lies in, if it lies in one."""
+    """Find the run directory that a checkpoint lies in, if it lies in one."""
     folder = checkpoint.resolve().parent
     if folder.name != "checkpoints" or not (folder.parent / "config.yaml").exists():
         return None
@@ -110,14 +128,15 @@ def run_dir_of(checkpoint: Path) -> Path | None:
 
 
 def write_config(context: RunContext, config: TrainConfig) -> None:
-    """Let config.yaml say what the run is doing."""
+    """Write config.yaml, if it differs."""
     text = dump_yaml(config.plain())
     if not context.config_path.exists() or context.config_path.read_text() != text:
         write_durably(context.config_path, [text.encode()])
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
-    return json.loads(context.metadata_path.read_text()) if context.metadata_path.exists() else {}
+    """Read metadata.json; empty if there is none."""
+    return dict(json.loads(context.metadata_path.read_text())) if context.metadata_path.exists() else {}
 
 
 def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
@@ -126,7 +145,7 @@ def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where a run comes from: command, code, versions, machine."""
+    """Collect where a run comes from: command, commit, versions, machine."""
     packages = ("rl_training", "torch", "numpy", "gymnasium", "mujoco", "ale-py", "box2d")
     versions = {"python": platform.python_version()}
     for package in packages:
@@ -144,7 +163,7 @@ def provenance() -> dict[str, Any]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """The commit of the working directory, and whether files differ from it; None outside a repository."""
+    """Look up the commit of the working directory, and whether files differ from it; None outside a repository."""
     if shutil.which("git") is None:
         return None
 
@@ -162,6 +181,7 @@ def git_commit() -> dict[str, Any] | None:
 
 
 def processor() -> str:
+    """The name of the machine's processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [
@@ -173,6 +193,7 @@ def processor() -> str:
 
 
 def dump_yaml(values: dict[str, Any]) -> str:
+    """Format a mapping as YAML."""
     from ruamel.yaml import YAML
 
     text = StringIO()
@@ -183,16 +204,17 @@ def dump_yaml(values: dict[str, Any]) -> str:
 
 
 def checkpoint_name(step: int) -> str:
+    """The file name of the checkpoint at an environment step."""
     return f"step_{step:010d}{SUFFIX}"
 
 
 def list_checkpoints(context: RunContext) -> list[Path]:
-    """Oldest first; neither ``best`` nor buffer files."""
+    """List the checkpoints of a run, oldest first, without ``best`` and without files of buffers."""
     return sorted(p for p in context.checkpoints_dir.glob(f"step_*{SUFFIX}") if ".buffers" not in p.name)
 
 
 def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Path, CheckpointState, list[str]]:
-    """The newest whole checkpoint of a run, and what was wrong with newer ones."""
+    """Load the newest whole checkpoint of a run; the last value lists what was wrong with newer ones."""
     context = RunContext(Path(run_dir).name, Path(run_dir))
     if not context.run_dir.is_dir():
         raise CheckpointError(f"no run at {run_dir}")
@@ -208,7 +230,7 @@ def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Pat
 
 
 def drop_later_checkpoints(context: RunContext, step: int) -> None:
-    """A run resumed from an older checkpoint leaves its former future behind."""
+    """Remove the checkpoints after a step, from which the run is resumed."""
     for path in list_checkpoints(context):
         if path.name > checkpoint_name(step):
             path.unlink(missing_ok=True)
@@ -216,13 +238,13 @@ def drop_later_checkpoints(context: RunContext, step: int) -> None:
 
 
 def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> None:
-    """Keep the newest few, with the buffers of the newest two; sweep up what an interrupted save left behind."""
+    """Remove all but the newest checkpoints and buffers, and the partial files of interrupted saves."""
     checkpoints = list_checkpoints(context)
     for path in checkpoints[:-keep]:
         path.unlink(missing_ok=True)
-    wanted = {buffers_path(path) for path in checkpoints[-min(keep, keep_buffers) :]}
+    kept = {buffers_path(path) for path in checkpoints[-min(keep, keep_buffers) :]}
     for path in context.checkpoints_dir.glob(f"step_*.buffers{SUFFIX}"):
-        if path not in wanted:
+        if path not in kept:
             path.unlink(missing_ok=True)
     for path in context.checkpoints_dir.glob(".*.partial"):
         path.unlink(missing_ok=True)

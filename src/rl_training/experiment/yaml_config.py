@@ -1,4 +1,4 @@
-"""Configs from YAML files: found in the working directory or among the packaged presets, with the line of each mistake."""
+"""Configs from YAML files of the user or of the package, with the line of each mistake."""
 
 from __future__ import annotations
 
@@ -7,22 +7,35 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.options import ConfigError
+from rl_training.base.options import ConfigError, Loc
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
+__all__ = [
+    "apply_overrides",
+    "assets",
+    "check_names",
+    "find_config",
+    "json_schema",
+    "parse_override",
+    "presets",
+    "read_config",
+]
+
 
 def presets() -> list[str]:
-    """The packaged presets, as paths that ``--config`` takes anywhere."""
+    """List the packaged presets, as paths that ``--config`` takes in any directory."""
     root = assets() / "configs"
     return sorted(f"configs/{path.relative_to(root).as_posix()}" for path in root.rglob("*.yaml"))
 
 
 def assets() -> Path:
+    """The folder of packaged presets and search spaces."""
     return Path(str(resources.files("rl_training"))) / "assets"
 
 
 def find_config(path: str | Path) -> Path:
+    """Find a config file: as given, or among the packaged presets, with or without its ending."""
     path = Path(path)
     if path.exists() or path.is_absolute():
         found = path
@@ -39,8 +52,9 @@ def find_config(path: str | Path) -> Path:
 
 
 def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> TrainConfig:
-    """A whole config, options included, checked. ``overrides`` maps dotted names to values and wins over the file."""
-    from ruamel.yaml import YAML, YAMLError
+    """Read and check a config with its options; ``overrides`` (values by dotted name) take precedence over the file."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     found = find_config(path)
     try:
@@ -66,8 +80,8 @@ def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Tr
     return config
 
 
-def _at(path: Path, tree: Any, loc: tuple, overrides: dict[str, Any]) -> str:
-    """``file:line: a.b.c: `` of the deepest part of ``loc`` that stands in the file."""
+def _at(path: Path, tree: Any, loc: Loc, overrides: dict[str, Any]) -> str:
+    """Format ``file:line: a.b.c: `` for the deepest part of ``loc`` that stands in the file."""
     name = ".".join(map(str, loc))
     if any(name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.") for key in overrides):
         return f"--set {name}: "
@@ -84,7 +98,7 @@ def _at(path: Path, tree: Any, loc: tuple, overrides: dict[str, Any]) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """Round-trip YAML nodes to plain Python values."""
+    """Turn round-trip YAML nodes into plain Python values."""
     if isinstance(node, dict):
         return {str(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -96,7 +110,7 @@ def _plain(node: Any) -> Any:
 
 
 def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """``{"algo_kwargs.learning_rate": 1e-3}`` written into a nested mapping."""
+    """Write values by dotted name, such as ``{"algo_kwargs.learning_rate": 1e-3}``, into a nested mapping."""
     for dotted, value in overrides.items():
         node, *parts = (values, *dotted.split("."))
         for part in parts[:-1]:
@@ -110,7 +124,7 @@ def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[s
 
 
 def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Refuse an override whose name is an option of the algorithm without the group that it stands in."""
+    """Refuse an override that names an option of the algorithm without ``algo_kwargs.`` before it."""
     algo = values.get("algo")
     if not isinstance(algo, str) or algo not in ALGORITHMS:
         return
@@ -121,8 +135,9 @@ def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``a.b=value`` with the value read as YAML."""
-    from ruamel.yaml import YAML, YAMLError
+    """Split ``a.b=value``, and read the value as YAML."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
@@ -134,7 +149,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def json_schema(algo: str) -> dict[str, Any]:
-    """A schema of the whole config for one algorithm, for editors."""
+    """Make the JSON schema of an algorithm's whole config, for editors."""
     schema = TrainConfig.model_json_schema()
     options = get_algorithm_spec(algo).config.model_json_schema()
     schema["$defs"] = {**schema.get("$defs", {}), **options.pop("$defs", {})}

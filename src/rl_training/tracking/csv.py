@@ -6,19 +6,19 @@ import csv
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rl_training.base.files import write_durably
-
-if TYPE_CHECKING:
-    pass
-
 from rl_training.tracking.jsonl import metrics_row
+
+__all__ = ["CSVFile"]
 
 
 class CSVFile:
-    """A table with a column for every metric there has been; where a row has none, the cell is empty. A new metric is a new last
-    column, for which the file is written anew. Rows after ``resume_step`` go, as those of metrics.jsonl do."""
+    """A table with a column for each metric; a cell is empty where a line had no such metric.
+
+    A metric that appears later becomes a new last column, for which the file is rewritten. Rows after ``resume_step``
+    are removed, as in metrics.jsonl.
+    """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         self._path = path

@@ -1,26 +1,24 @@
-"""Numbers and time spans as a person would write them."""
+"""Format numbers and time spans for people."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["clock", "figure", "short", "spread"]
 
 
 def short(value: float) -> str:
-    """Four significant figures, as a person would write them."""
+    """Format a number with four significant figures, or with thousands separators."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def spread(mean: float, deviation: float) -> str:
-    """``mean ± deviation``, with as many decimals as their scale needs: 487.3 ± 21.4, 0.955 ± 0.012."""
+    """Format ``mean ± deviation`` with as many decimals as their scale needs: 487.3 ± 21.4, 0.955 ± 0.012."""
     return " ± ".join(_alike(mean, deviation))
 
 
 def figure(value: float) -> str:
-    """A single result, in the digits of ``spread``."""
+    """Format a single result with the decimals that ``spread`` would choose."""
     return _alike(value, 0.0)[0]
 
 
@@ -38,12 +36,12 @@ def _alike(mean: float, deviation: float) -> tuple[str, str]:
 
 
 def _decimals(value: float, figures: int) -> int:
-    """How many decimals show so many significant figures of a number."""
+    """Count the decimals that show so many significant figures of a number."""
     return figures - 1 - math.floor(math.log10(value)) if value > 0 else 1
 
 
 def clock(seconds: float) -> str:
-    """A time span as h:mm:ss; what is over takes no time."""
+    """Format a time span as h:mm:ss or m:ss; a negative one is zero."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(int(max(seconds, 0)), 60)

@@ -7,14 +7,16 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["MetricsFile", "metrics_row"]
 
 
 class MetricsFile:
-    """One JSON object per line. Lines after ``resume_step`` belong to a part of the run that is being done again: they go."""
+    """metrics.jsonl, opened for appending.
+
+    A resumed run repeats what came after ``resume_step``, so those lines are removed first.
+    """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         if resume_step is not None and path.exists():
@@ -31,13 +33,13 @@ class MetricsFile:
 
 
 def metrics_row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
-    """A line of metrics; numbers that are not finite are None."""
+    """Make one line of metrics with its step and time; numbers that are not finite become None."""
     clean = {k: (v if math.isfinite(v) else None) if isinstance(v, float) else v for k, v in values.items()}
     return {"step": step, "time": round(time.time(), 3), **clean}
 
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
+        return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # a line cut short by a crash

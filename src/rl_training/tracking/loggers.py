@@ -1,4 +1,4 @@
-"""Loggers: the protocol, and the set that a run writes to."""
+"""The protocol of a logger, and the set of loggers that a run writes to."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.base.options import ConfigError
 from rl_training.experiment.config import TrainConfig
-
-if TYPE_CHECKING:
-    from rl_training.experiment.runs import RunContext
-
 from rl_training.tracking.csv import CSVFile
 from rl_training.tracking.jsonl import MetricsFile
 from rl_training.tracking.tensorboard import EventFile
 from rl_training.tracking.wandb import WandB
 
+if TYPE_CHECKING:
+    from rl_training.experiment.runs import RunContext
+
+__all__ = ["Logger", "Loggers"]
+
 
 class Logger:
-    """Hears every line of metrics of a run. Override what you need, or give any object with ``write``."""
+    """Base class of loggers, which receive every line of metrics of a run; any object with ``write`` serves as well."""
 
     def open(self, context: RunContext, config: TrainConfig, resume_step: int | None) -> None:
-        """The run begins; or goes on from ``resume_step``, and what was written after that step will be written again."""
+        """Called when a run starts, or resumes at ``resume_step``: lines after that step will be written again."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Metrics at an environment step: training's at every log interval, an evaluation's at its own."""
+        """Called with metrics of training at every log interval, and with those of every evaluation."""
 
     def close(self) -> None:
-        """The run has ended, whichever way."""
+        """Called when a run ends, also when it fails."""
 
 
 class Loggers:
-    """What a run writes to: metrics.jsonl always, which resuming and reports read; the config's loggers; and one's own."""
+    """The loggers of one run: metrics.jsonl (always), those of the config, and objects given to ``learn``."""
 
     def __init__(
         self, context: RunContext, config: TrainConfig, resume_step: int | None, more: Sequence[Logger] = ()
@@ -51,7 +52,7 @@ class Loggers:
 
     @staticmethod
     def check(config: TrainConfig, more: Sequence[Any] = ()) -> None:
-        """Refuse, before anything is made, what could not be written to."""
+        """Refuse loggers that cannot be used, before the run directory is made."""
         if "wandb" in config.loggers and find_spec("wandb") is None:
             raise ConfigError([(("loggers",), "wandb is not installed: pip install 'rl_training[wandb]'")])
         for logger in more:

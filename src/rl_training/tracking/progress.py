@@ -7,18 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, TextIO
 
 from rl_training.tracking.figures import clock, short
 
-LINE_EVERY = 5.0  # seconds between lines where there is no terminal
+__all__ = ["Progress", "bar_line", "can_redraw"]
+
+SECONDS_BETWEEN_LINES = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """A live bar in a terminal, a line every few seconds elsewhere, or nothing."""
+    """The progress of a run: a live bar in a terminal, a line every few seconds elsewhere, or nothing."""
 
     def __init__(
         self,
@@ -35,8 +34,9 @@ class Progress:
         self._mode = mode if mode != "auto" else "bar" if can_redraw(self._out) else "lines"
         self._now, self._began = now, now()
         self._total, self._start, self._unit = total, start, unit
-        self._title, self._notes = title, {}  # type: str, dict[str, str]
-        self._at, self._at_time = start, self._began  # where the run was when it last said so
+        self._title = title
+        self._notes: dict[str, str] = {}
+        self._at, self._at_time = start, self._began  # step and time of the last report
         self._last_line, self._line_step = -math.inf, start
         self._live: Any = None
         if self._mode == "bar":
@@ -50,28 +50,28 @@ class Progress:
             self._live.start()
 
     def note(self, **notes: str) -> None:
-        """What to show beside the bar: ``episodes``, ``evaluation``."""
+        """Set texts to show beside the bar, by name: ``episodes``, ``evaluation``."""
         self._notes.update(notes)
 
     def say(self, message: str) -> None:
-        """One line that stays."""
+        """Print one line that stays."""
         if self._live is not None:
             self._live.console.print(message, highlight=False, markup=False)
         elif self._mode == "lines":
             print(message, file=self._out, flush=True)
 
     def tick(self, step: int) -> None:
-        """Called often: where the run is. The bar is redrawn a few times a second, by a thread of its own."""
+        """Record the present step, often and cheaply; a thread redraws the bar a few times a second."""
         self._at, self._at_time = step, self._now()
 
     def log(self, step: int) -> None:
-        """A line, unless the last one was printed a moment ago; the last step always has one."""
+        """Print a line, unless one was printed a moment ago; the last step always gets one."""
         if step >= self._total:
             self._last_line = -math.inf
         self._line(step, self._text(step))
 
     def stage(self, name: str, done: int, total: int, step: int) -> None:
-        """Work between steps: shown beside the bar, or as lines; gone when it is done."""
+        """Show work between steps (a model fit, pretraining) until it is done."""
         text = f"{name} {done:,}/{total:,}"
         if done >= total:
             self._notes.pop("stage", None)
@@ -83,12 +83,12 @@ class Progress:
 
     def _line(self, step: int, text: str) -> None:
         now = self._now()
-        if self._mode == "lines" and now - self._last_line >= LINE_EVERY:
+        if self._mode == "lines" and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line, self._line_step = now, step
             print(f"{self._title}  {text}", file=self._out, flush=True)
 
     def _parts(self, step: int, now: float) -> list[str]:
-        """Steps, speed, time, and the notes."""
+        """List steps, speed, remaining time, and the notes."""
         elapsed = max(now - self._began, 1e-9)
         rate = (step - self._start) / elapsed
         parts = [f"{step:,}/{self._total:,}"]
@@ -110,7 +110,7 @@ class Progress:
         )
 
     def close(self, step: int | None = None) -> None:
-        """Leave the last state where it can be read."""
+        """Print or keep the last state, and stop the bar."""
         self._notes.pop("stop", None)
         if step is not None:
             self.tick(step)
@@ -123,14 +123,14 @@ class Progress:
 
 
 SEPARATOR = " · "
-
-
 LONGEST_BAR, SHORTEST_BAR = 24, 8
 
 
 def bar_line(title: str, parts: Sequence[str], share: float, width: int) -> tuple[str, tuple[str, str], str]:
-    """Title, the two halves of a bar, and as many of the parts as fit: one line that leaves room for ``^C`` at its end. The bar
-    gives way first; then the speed, which stands second; then the parts at the end."""
+    """Split one line into title, the two halves of a bar, and as many parts as fit, with room for ``^C`` at its end.
+
+    Where width is short, the bar is left out first, then the speed (the second part), then parts from the end.
+    """
     room, kept = width - 4 - len(title) - 1, list(parts)
     if len(SEPARATOR.join(kept)) > room and len(kept) > 1:
         kept.pop(1)
@@ -145,6 +145,6 @@ def bar_line(title: str, parts: Sequence[str], share: float, width: int) -> tupl
 
 
 def can_redraw(stream: Any) -> bool:
-    """Whether this is a terminal that can move its cursor."""
+    """Whether a stream is a terminal that can move its cursor."""
     terminal = hasattr(stream, "isatty") and stream.isatty()
     return terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -8,14 +8,12 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["EventFile"]
 
 
 class EventFile:
-    """TensorBoard scalars, written by hand: the format is small, and the library that writes it costs a second to import."""
+    """TensorBoard scalars in the library's format (TFRecords of protobuf events), whose import would take a second."""
 
     def __init__(self, folder: Path) -> None:
         self._file = open(folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}", "wb")  # noqa: SIM115

@@ -15,11 +15,13 @@ from rl_training.experiment.config import TrainConfig
 if TYPE_CHECKING:
     from rl_training.experiment.runs import RunContext
 
+__all__ = ["WandB"]
+
 
 class WandB:
-    """Weights & Biases; a resumed run goes on under the same id. Whatever goes wrong there is said once, and training goes on.
+    """A run in Weights & Biases; a resumed run keeps its id. An error there is warned of once, and training goes on.
 
-    The step is a metric like others, by which charts are drawn: wandb's own counter can never go back, as a resumed run does.
+    The step is logged as a metric, by which charts are drawn: wandb's own counter cannot go back when a run is resumed.
     """
 
     def __init__(self, context: RunContext, config: TrainConfig) -> None:
@@ -48,7 +50,7 @@ class WandB:
 
     @staticmethod
     def _wait_for_a_folder_of_its_own(folder: Path, name: str) -> None:
-        """Wandb names a folder by the second, and a run resumed within the same second would overwrite its first part."""
+        """Wait until the second is over: wandb names folders by it, so a resumed run could overwrite its first part."""
         while any(folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{name}")):
             time.sleep(0.05)
 
