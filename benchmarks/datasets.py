@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Acting, Learner
-from rl_training.artifacts.collection import add_references, add_returns, describe, export_replay
+from rl_training.artifacts.collection import add_references, add_returns, describe_dataset, export_replay
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.config import TrainConfig
@@ -121,7 +121,7 @@ def main() -> int:
         data = make(name)
         add_returns(data)
         write_npz(path, data)
-        facts = describe(data)
+        facts = describe_dataset(data)
         print(
             f"{path}: {facts['transitions']:,} transitions, {facts['episodes']} episodes, return {facts['return_mean']:.1f}"
         )
