@@ -21,19 +21,13 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Acting, Learner
-from rl_training.artifacts.collection import (
-    add_references,
-    add_returns,
-    collect,
-    collect_from_checkpoint,
-    describe,
-    export_replay,
-)
+from rl_training.artifacts.collection import add_references, add_returns, describe_dataset, export_replay
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.yaml_config import read_config
+from rl_training.runtime.experience import collect, collect_from_checkpoint
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 DATA = Path("data")
@@ -127,7 +121,7 @@ def main() -> int:
         data = make(name)
         add_returns(data)
         write_npz(path, data)
-        facts = describe(data)
+        facts = describe_dataset(data)
         print(
             f"{path}: {facts['transitions']:,} transitions, {facts['episodes']} episodes, return {facts['return_mean']:.1f}"
         )

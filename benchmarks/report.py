@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_training.analysis import report
 from rl_training.analysis.comparison import finals
-from rl_training.analysis.records import Curve, Metrics, RunRecord
+from rl_training.analysis.records import Curve, RunMetrics, RunRecord
 from rl_training.analysis.statistics import iqm, stratified_bootstrap
 from rl_training.analysis.tables import as_markdown, cells, shown
 from rl_training.tracking.figures import clock
@@ -52,7 +52,7 @@ def runs_of(record: dict[str, Any]) -> list[RunRecord]:
             path=Path(record["preset"]) / str(run["seed"]),
             config={**record["config"], "seed": run["seed"]},
             metadata={**shared, "status": "finished", "seconds": run["seconds"], "command": command(record).split()},
-            metrics=Metrics(
+            metrics=RunMetrics(
                 evaluations=Curve(*map(list, zip(*run["curve"]))) if run["curve"] else Curve([], []),
                 final=run["return_mean"],
                 step=run["steps"],

@@ -1,5 +1,6 @@
 """The repository's own files: workflows call targets that exist, versions agree, pins are exact, and no host is named."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,13 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("", "#")]
+
+
+def make(*words: str) -> str:
+    """What make prints, whatever make has started the tests and with which settings."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES")}
+    env = {name: value for name, value in kept.items() if name not in ("VENV", "CONSTRAINTS", "TORCH")}
+    return subprocess.run(["make", *words], cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
 
 
 def read_yaml(path: Path):
@@ -101,15 +109,13 @@ def test_the_version_stands_in_three_places_and_is_one():
 def test_make_help_lists_every_target():
     text = (ROOT / "Makefile").read_text()
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True)
-    assert {line.split()[0] for line in done.stdout.splitlines()} == phony == TARGETS
+    assert {line.split()[0] for line in make("help").splitlines()} == phony == TARGETS
 
 
 @pytest.mark.parametrize("torch", ["", "2.11.0"])
 def test_make_installs_the_pins_with_the_chosen_torch(torch, tmp_path):
     (tmp_path / ".created").touch()
-    words = ["make", f"{tmp_path}/pins.txt", f"VENV={tmp_path}", f"TORCH={torch}"]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    make(f"{tmp_path}/pins.txt", f"VENV={tmp_path}", f"TORCH={torch}")
     made, given = (path.read_text().splitlines() for path in (tmp_path / "pins.txt", ROOT / "constraints.txt"))
     assert len(made) == len(given)
     changed = [line for line, pin in zip(made, given) if line != pin]
@@ -118,6 +124,5 @@ def test_make_installs_the_pins_with_the_chosen_torch(torch, tmp_path):
 
 def test_make_without_pins_installs_the_newest(tmp_path):
     (tmp_path / ".created").touch()
-    words = ["make", f"{tmp_path}/pins.txt", f"VENV={tmp_path}", "CONSTRAINTS="]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    make(f"{tmp_path}/pins.txt", f"VENV={tmp_path}", "CONSTRAINTS=")
     assert (tmp_path / "pins.txt").read_text() == ""
