@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from rl_training.artifacts.collection import collect_from_checkpoint, export_replay
+from rl_training.artifacts.collection import export_replay
 from rl_training.cli import main
 from rl_training.data.dataset_files import read_npz
 from rl_training.data.offline_dataset import DatasetError
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.experience import collect_from_checkpoint
 from rl_training.runtime.workflows import predict_checkpoint
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from rl_training import GAIL, TrainConfig
-from rl_training.artifacts.collection import collect_from_checkpoint
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.experience import collect_from_checkpoint
 from rl_training.runtime.gail_trainer import GAILLoop
 from rl_training.runtime.run import Run
 from toys import Broken, Counter, Pictures
