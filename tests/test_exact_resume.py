@@ -317,19 +317,19 @@ def test_a_run_stopped_in_the_middle_of_a_fit_goes_on_there(tiny, algo, monkeypa
     spec = get_algorithm_spec(algo)
     config = tiny(algo, total_timesteps=90)
     straight = spec.train(config, run_suffix="straight")
-    said, inside = Run.say_stage, []
+    show, inside = Run.show_stage, []
 
-    def stop(self, text, going_on):
-        said(self, text, going_on)
-        if going_on and len(inside) < 2:
+    def stop(self, text, active):
+        show(self, text, active)
+        if active and len(inside) < 2:
             inside.append(text)
             if len(inside) == 2:
-                self._state.request_stop("a test")
+                self.trainer.request_stop("a test")
 
-    monkeypatch.setattr(Run, "say_stage", stop)
+    monkeypatch.setattr(Run, "show_stage", stop)
     first = spec.train(config, run_suffix="stopped")
     assert load_checkpoint(first.checkpoint_path).buffer_state["fit"]["active"]
-    monkeypatch.setattr(Run, "say_stage", said)
+    monkeypatch.setattr(Run, "show_stage", show)
     last = resume_training(first.run_dir)
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
 

@@ -29,7 +29,7 @@ def test_rollouts_have_an_interval_of_their_own_which_is_by_default_the_fits(tin
     refresh = Imagination.refresh
 
     def watch(self, source, horizon):
-        times.append((self._run.step, self._run._notes.get("model_updates_done")))
+        times.append((self._run.step, self._run.reporter.metrics().get("model_updates_done")))
         refresh(self, source, horizon)
 
     monkeypatch.setattr(Imagination, "refresh", watch)

@@ -26,8 +26,8 @@ class Due(NamedTuple):
 class Clock:
     """Intervals in environment steps, each due when a multiple of it is crossed; so a clock needs no saved state.
 
-    By default a run has a hundred log lines, twenty evaluations and twenty checkpoints; an evaluation interval of 0 is never
-    due. The end of a run evaluates and saves by itself, and is logged here.
+    By default a run has a hundred log lines, twenty evaluations and twenty checkpoints; an evaluation interval of 0 is
+    never due. The end of a run evaluates and saves by itself, and is logged here.
     """
 
     def __init__(self, config: TrainConfig, eval_interval: int | None, step: int) -> None:

@@ -51,7 +51,7 @@ class Counters(Stateful):
         return self.counters[name]
 
     def set_reference_returns(self, meta: Mapping[str, Any]) -> None:
-        """Take the random and the expert policy's return from a dataset's facts; evaluations are scored between them."""
+        """Take a random and an expert policy's return from a dataset's facts, to score evaluations between them."""
         self.references = {name: float(meta[name]) for name in REFERENCES if meta.get(name) is not None}
 
     @property

@@ -97,8 +97,8 @@ class Processes:
 
 
 class Ray:
-    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost resumes elsewhere, exactly,
-    from its last checkpoint."""
+    """A Ray task for each run. The folder must be shared by all nodes: a run whose node is lost resumes elsewhere,
+    exactly, from its last checkpoint."""
 
     RETRIES = 20  # nodes a run may lose
 
