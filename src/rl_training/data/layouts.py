@@ -68,7 +68,7 @@ class PackedLayout:
         self._target: _Target | None = None
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
-        """Transitions in the form in which they are stored; ``evict`` is called where they need room."""
+        """Bring transitions into the form in which they are stored; ``evict`` is called where they need room."""
         return rows
 
     def encode_final(self, ended: np.ndarray, obs: np.ndarray, evict: Evict) -> np.ndarray:
@@ -163,24 +163,25 @@ class FrameLayout(PackedLayout):
         super().__init__(capacity, {**fields, "obs": places, "next_obs": places}, device=device, reuse=reuse)
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
-        pairs = []
+        pairs, frames = [], self.frames
         for stream, (obs, next_obs) in enumerate(zip(rows["obs"], rows["next_obs"])):
-            self._make_room(2 * self.frames.stack, evict)
-            pairs.append(self.frames.add_transition(stream, obs, next_obs))
-        obs_places, next_places = (np.stack(places) for places in zip(*pairs))
-        return {**rows, "obs": obs_places, "next_obs": next_places}
+            if frames.room < 2 * frames.stack:
+                self._make_room(evict)
+            pairs.append(frames.add_transition(stream, obs, next_obs))
+        rows["obs"], rows["next_obs"] = (np.stack(places) for places in zip(*pairs))
+        return rows
 
     def encode_final(self, ended: np.ndarray, obs: np.ndarray, evict: Evict) -> np.ndarray:
         places = np.zeros((len(ended), self.frames.stack), np.int64)
         for stream in np.flatnonzero(ended):
-            self._make_room(self.frames.stack, evict)
+            if self.frames.room < self.frames.stack:
+                self._make_room(evict)
             places[stream] = self.frames.add_observation(int(stream), obs[stream])
         return places
 
-    def _make_room(self, needed: int, evict: Evict) -> None:
+    def _make_room(self, evict: Evict) -> None:
+        """Room for the frames of a transition that shares none."""
         frames = self.frames
-        if frames.room >= needed:
-            return
         needed = 2 * frames.stack
         while frames.room < needed and evict():
             pass
@@ -203,7 +204,7 @@ class FrameLayout(PackedLayout):
 
     def _written(self, first: int, n: int) -> Rows:
         where = self.where(first, n)
-        return {name: self.columns[name][where] for name in ("obs", "next_obs")}
+        return {name: self.columns[name][where].astype(np.int64) for name in ("obs", "next_obs")}
 
     def gather(self, index: np.ndarray) -> Tensors:
         batch = self._with_loose(self._gather_packed(index).views, index)
@@ -268,4 +269,4 @@ def _unpacker(fields: Mapping[str, Field]) -> Callable[..., Tensors]:
 
 def _places(rows: Rows) -> np.ndarray:
     """The places of all frames that each row shows: (B, 2 * stack)."""
-    return np.concatenate([rows["obs"], rows["next_obs"]], 1).astype(np.int64, copy=False)
+    return np.concatenate([rows["obs"], rows["next_obs"]], 1)
