@@ -188,23 +188,25 @@ class FrameLayout(PackedLayout):
         frames.grow(max(0, needed - frames.room))
 
     def announce(self, rows: Rows, first: int, window: NStepWindow | None) -> None:
-        places = _places(rows)
+        self._assign(_places(rows), first, window)
+
+    def announce_written(self, first: int, n: int, window: NStepWindow | None) -> None:
+        self._assign(self._written_places(first, n), first, window)
+
+    def _assign(self, places: np.ndarray, first: int, window: NStepWindow | None) -> None:
         self.frames.assign(places, np.arange(first, first + len(places)))
         self.frames.retain([] if window is None else window.open_obs())
 
-    def announce_written(self, first: int, n: int, window: NStepWindow | None) -> None:
-        self.announce(self._written(first, n), first, window)
-
     def release(self, first: int, n: int) -> None:
-        self.discard(self._written(first, n), first)
+        self.frames.release(self._written_places(first, n), np.arange(first, first + n))
 
     def discard(self, rows: Rows, first: int) -> None:
         places = _places(rows)
         self.frames.release(places, np.arange(first, first + len(places)))
 
-    def _written(self, first: int, n: int) -> Rows:
+    def _written_places(self, first: int, n: int) -> np.ndarray:
         where = self.where(first, n)
-        return {name: self.columns[name][where].astype(np.int64) for name in ("obs", "next_obs")}
+        return _places({name: self.columns[name][where] for name in ("obs", "next_obs")}).astype(np.int64)
 
     def gather(self, index: np.ndarray) -> Tensors:
         batch = self._with_loose(self._gather_packed(index).views, index)
