@@ -68,7 +68,7 @@ class PackedLayout:
         self._target: _Target | None = None
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
-        """Transitions in the form in which they are stored; ``evict`` is called where they need room."""
+        """Bring transitions into the form in which they are stored; ``evict`` is called where they need room."""
         return rows
 
     def encode_final(self, ended: np.ndarray, obs: np.ndarray, evict: Evict) -> np.ndarray:
@@ -163,47 +163,50 @@ class FrameLayout(PackedLayout):
         super().__init__(capacity, {**fields, "obs": places, "next_obs": places}, device=device, reuse=reuse)
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
-        pairs = []
+        pairs, frames = [], self.frames
         for stream, (obs, next_obs) in enumerate(zip(rows["obs"], rows["next_obs"])):
-            self._make_room(2 * self.frames.stack, evict)
-            pairs.append(self.frames.add_transition(stream, obs, next_obs))
-        obs_places, next_places = (np.stack(places) for places in zip(*pairs))
-        return {**rows, "obs": obs_places, "next_obs": next_places}
+            if frames.room < 2 * frames.stack:
+                self._make_room(evict)
+            pairs.append(frames.add_transition(stream, obs, next_obs))
+        rows["obs"], rows["next_obs"] = (np.stack(places) for places in zip(*pairs))
+        return rows
 
     def encode_final(self, ended: np.ndarray, obs: np.ndarray, evict: Evict) -> np.ndarray:
         places = np.zeros((len(ended), self.frames.stack), np.int64)
         for stream in np.flatnonzero(ended):
-            self._make_room(self.frames.stack, evict)
+            if self.frames.room < self.frames.stack:
+                self._make_room(evict)
             places[stream] = self.frames.add_observation(int(stream), obs[stream])
         return places
 
-    def _make_room(self, needed: int, evict: Evict) -> None:
+    def _make_room(self, evict: Evict) -> None:
+        """Room for the frames of a transition that shares none."""
         frames = self.frames
-        if frames.room >= needed:
-            return
         needed = 2 * frames.stack
         while frames.room < needed and evict():
             pass
         frames.grow(max(0, needed - frames.room))
 
     def announce(self, rows: Rows, first: int, window: NStepWindow | None) -> None:
-        places = _places(rows)
+        self._assign(_places(rows), first, window)
+
+    def announce_written(self, first: int, n: int, window: NStepWindow | None) -> None:
+        self._assign(self._written_places(first, n), first, window)
+
+    def _assign(self, places: np.ndarray, first: int, window: NStepWindow | None) -> None:
         self.frames.assign(places, np.arange(first, first + len(places)))
         self.frames.retain([] if window is None else window.open_obs())
 
-    def announce_written(self, first: int, n: int, window: NStepWindow | None) -> None:
-        self.announce(self._written(first, n), first, window)
-
     def release(self, first: int, n: int) -> None:
-        self.discard(self._written(first, n), first)
+        self.frames.release(self._written_places(first, n), np.arange(first, first + n))
 
     def discard(self, rows: Rows, first: int) -> None:
         places = _places(rows)
         self.frames.release(places, np.arange(first, first + len(places)))
 
-    def _written(self, first: int, n: int) -> Rows:
+    def _written_places(self, first: int, n: int) -> np.ndarray:
         where = self.where(first, n)
-        return {name: self.columns[name][where] for name in ("obs", "next_obs")}
+        return _places({name: self.columns[name][where] for name in ("obs", "next_obs")}).astype(np.int64)
 
     def gather(self, index: np.ndarray) -> Tensors:
         batch = self._with_loose(self._gather_packed(index).views, index)
@@ -268,4 +271,4 @@ def _unpacker(fields: Mapping[str, Field]) -> Callable[..., Tensors]:
 
 def _places(rows: Rows) -> np.ndarray:
     """The places of all frames that each row shows: (B, 2 * stack)."""
-    return np.concatenate([rows["obs"], rows["next_obs"]], 1).astype(np.int64, copy=False)
+    return np.concatenate([rows["obs"], rows["next_obs"]], 1)
