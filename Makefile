@@ -54,7 +54,7 @@ check: $(VENV)/.dev  ## format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_package_smoke.py tests/test_repository.py
+	$(BIN)/python -m pytest -q tests/test_package_smoke.py tests/repository/test_repository.py
 
 format: $(VENV)/.dev  ## let ruff rewrite what it can
 	$(BIN)/ruff format .

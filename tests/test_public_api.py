@@ -12,7 +12,7 @@ from rl_training import DQN, PPO, SAC, Callback, ManagedAlgorithm, TrainConfig
 from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import CheckpointError
 from rl_training.models import MLPQNetwork, MLPSACModel
-from toys import Counter, tiny_config
+from toys import Counter, DictCounter, tiny_config
 
 QUICK = {
     "total_timesteps": 128,
@@ -287,8 +287,6 @@ def test_evaluating_leaves_a_trained_agent_in_evaluation_mode(tiny):
 
 
 def test_predict_takes_observations_as_the_environment_gives_them(tiny):
-    from test_collector import DictCounter
-
     agent = PPO(tiny("ppo"), env=DictCounter)
     agent.learn()
     raw = {"t": np.array([1.0], np.float32), "phase": 1}

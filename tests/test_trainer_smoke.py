@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rl_training.experiment.registry import get_algorithm_spec
+from toys import ImageEnv
 
 
 def logged(result, name):
@@ -48,7 +49,5 @@ def test_normalised_observations_travel_with_the_agent(tiny):
 
 
 def test_images_are_not_normalised_by_statistics(tiny):
-    from test_collector import Picture
-
     with pytest.raises(ValueError, match="normalize_observations: images are scaled by their range"):
-        get_algorithm_spec("ppo").train(tiny("ppo", normalize_observations=True), env=Picture)
+        get_algorithm_spec("ppo").train(tiny("ppo", normalize_observations=True), env=ImageEnv)

@@ -149,6 +149,28 @@ class Pictures(Counter):
         return np.full((1, 36, 36), 20 * self.t, np.uint8)
 
 
+class DictCounter(Counter):
+    """Observes t and t modulo 3, as a Dict."""
+
+    observation_space = gym.spaces.Dict(
+        {"t": gym.spaces.Box(-1, 99, (1,), np.float32), "phase": gym.spaces.Discrete(3)}
+    )
+
+    def _obs(self):
+        return {"t": np.array([self.t], np.float32), "phase": self.t % 3}
+
+
+class ImageEnv(Counter):
+    """Observes an image whose every pixel is t."""
+
+    def __init__(self, shape=(48, 48, 3), **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+
+    def _obs(self):
+        return np.full(self.observation_space.shape, self.t, np.uint8)
+
+
 class Broken(Counter):
     """Fails in a chosen way at its ``at``-th step."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
@@ -58,6 +59,10 @@ class Options(BaseModel):
         if not isinstance(values, dict):
             return values
         return {name: _natural(value, cls.model_fields.get(name)) for name, value in values.items()}
+
+    def pick(self, names: Iterable[str]) -> dict[str, Any]:
+        """Some of the options by name, as they are: arguments for whoever takes them under the same names."""
+        return {name: getattr(self, name) for name in names}
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:

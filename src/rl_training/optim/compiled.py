@@ -38,7 +38,7 @@ How it fails
 
 Tried with
     torch 2.13.0 (CPU, Linux, x86-64). The package allows 2.11 to 2.13, since ``trace_autograd_ops`` came with 2.11, but
-    the fast graphs have not been tried with 2.11 and 2.12, nor on a GPU. ``tests/test_compiled.py`` breaks each
+    the fast graphs have not been tried with 2.11 and 2.12, nor on a GPU. ``tests/optim/test_compiled.py`` breaks each
     assumption on purpose: run it first with a new torch.
 """
 

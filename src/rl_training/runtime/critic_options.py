@@ -33,7 +33,7 @@ class SoftOptions(Options):
 
     def soft(self) -> dict[str, Any]:
         """The learner's arguments that follow from these."""
-        return self.model_dump(include={"gamma", "alpha", "target_entropy", "tau"})
+        return self.pick({"gamma", "alpha", "target_entropy", "tau"})
 
 
 class OfflineCriticOptions(OfflineOptions):
@@ -48,7 +48,7 @@ class OfflineCriticOptions(OfflineOptions):
     def arguments(self, plan: Blueprint, *names: str) -> dict[str, Any]:
         """The learner's arguments: these options, those of the given ``names``, and the normalizer of observations."""
         normalizer = plan.normalizer(self.normalize_observations, clip=float("inf"))
-        return {**self.model_dump(include={"learning_rate", "gamma", "tau", *names}), "normalizer": normalizer}
+        return {**self.pick({"learning_rate", "gamma", "tau", *names}), "normalizer": normalizer}
 
     def model(self, plan: Blueprint, network: Network) -> Any:
         """The networks, of the task's sizes."""

@@ -189,12 +189,12 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
     """A member of the family: its options, its network and its learner."""
 
     def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
-        sizes = cfg.model_dump(include=cfg.NETWORK)
+        sizes = cfg.pick(cfg.NETWORK)
         return learner(
             q_network=plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **sizes),
             double_q=cfg.double,
             normalizer=plan.normalizer(cfg.normalize_observations),
-            **cfg.model_dump(include=cfg.LEARNER),
+            **cfg.pick(cfg.LEARNER),
         )
 
     return FamilySpec(

@@ -159,7 +159,7 @@ def build(cfg: GAILOptions, plan: Blueprint) -> GAIL:
     make = replace(plan, network=None).make  # a network of the caller's own is the policy, never the discriminator
     network = make(MLPGAILDiscriminator, **plan.shape, action_dim=actions, normalize=cfg.normalize_discriminator, **own)
     names = {"discriminator_learning_rate", "reward_type", "label_smoothing", "gradient_penalty"}
-    return GAIL(policy=policy, discriminator=network, **cfg.model_dump(include=names), **cfg.learner(plan))
+    return GAIL(policy=policy, discriminator=network, **cfg.pick(names), **cfg.learner(plan))
 
 
 SPECS = {"gail": AlgorithmSpec(name="gail", config=GAILOptions, build=build, loop=GAILLoop, obs=("vector", "image"))}

@@ -138,7 +138,7 @@ class PPGLoop(OnPolicyLoop):
 
 
 def build(cfg: PPGOptions, plan: Blueprint) -> PPG:
-    own = cfg.model_dump(include={"aux_learning_rate", "aux_value_coef", "behavior_clone_coef", "value_clone_coef"})
+    own = cfg.pick({"aux_learning_rate", "aux_value_coef", "behavior_clone_coef", "value_clone_coef"})
     shared = {**cfg.learner(plan), "normalize_advantages": False}  # the loop does it, over the whole rollout
     return PPG(model=cfg.policy(plan, MLPPPGModel, architecture=cfg.architecture), **own, **shared)
 

@@ -40,13 +40,13 @@ class PPOOptions(OnPolicyOptions):
 
     def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> nn.Module:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
-        own = self.model_dump(include={"hidden_sizes", "initial_log_std"})
+        own = self.pick({"hidden_sizes", "initial_log_std"})
         return plan.make(network, **{**plan.shape, "head": plan.head, **own, **changes})
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """PPO's arguments beside its network."""
         coefs = {"clip_coef", "ent_coef", "vf_coef", "clip_values"}
-        own = self.model_dump(include={*coefs, "learning_rate", "max_grad_norm", "normalize_advantages"})
+        own = self.pick({*coefs, "learning_rate", "max_grad_norm", "normalize_advantages"})
         return {**own, "normalizer": plan.normalizer(self.normalize_observations)}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rl_training import Callback
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROWS = """
 rows:
   - {name: ppo/first, algo: ppo, env_id: CartPole-v1, seeds: [1, 2], hours: 0.1, asked: 400, set: &tiny

@@ -91,7 +91,8 @@ def test_actions_of_dreamer_lie_in_the_box_and_the_model_sees_what_the_environme
     acting = learner.act(obs, carry=None, rng=rng)
     assert np.abs(acting.actions).max() == 1.0 and (np.abs(acting.actions) < 1).any()
     np.testing.assert_array_equal(acting.carry[:, -2:], acting.actions)
-    drawn, taken = learner._sampled(torch.randn(500, 4))
+    drawn = learner.actor.sample(torch.randn(500, learner.world_model.width))
+    taken = learner.actor.as_inputs(drawn)
     assert drawn.abs().max() > 1 and torch.equal(taken, drawn.clamp(-1, 1))
 
 

@@ -222,7 +222,7 @@ print("done")
 
 
 def program(algo: str, total: int, extra: str = "") -> str:
-    return PROGRAM.format(tests=os.path.dirname(__file__), algo=algo, total=total, extra=extra)
+    return PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__)), algo=algo, total=total, extra=extra)
 
 
 def run_program(folder, code, *strike) -> tuple[int, str]:

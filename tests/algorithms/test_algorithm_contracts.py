@@ -21,7 +21,7 @@ from rl_training.experiment.yaml_config import presets, read_config
 from rl_training.runtime.spec import Blueprint
 from toys import SMOKE, Pictures, assert_same
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 everyone = pytest.mark.parametrize("algo", ALGORITHMS)
 
 

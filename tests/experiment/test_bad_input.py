@@ -113,7 +113,7 @@ except TrainingFailure as error:
 
 def test_a_full_disk_keeps_the_last_whole_checkpoint(tmp_path):
     """Files may not grow beyond 40 kB here, so a growing replay buffer stops fitting after a while."""
-    code = FULL_DISK.format(tests=str(Path(__file__).parent), limit=40_000)
+    code = FULL_DISK.format(tests=str(Path(__file__).parents[1]), limit=40_000)
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert (
         "cannot save" in done.stdout

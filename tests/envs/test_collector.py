@@ -13,7 +13,7 @@ from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.wrappers import AreaResize, FrameStack, area_weights
-from toys import Counter, OneState
+from toys import Counter, DictCounter, ImageEnv, OneState
 
 
 def collect(env, steps, num_envs=1, env_kwargs=None):
@@ -194,15 +194,6 @@ def test_ppo_acts_in_every_action_space(tiny, actions):
     assert actions.contains(action if isinstance(action, int) else np.asarray(action, actions.dtype))
 
 
-class DictCounter(Counter):
-    observation_space = gym.spaces.Dict(
-        {"t": gym.spaces.Box(-1, 99, (1,), np.float32), "phase": gym.spaces.Discrete(3)}
-    )
-
-    def _obs(self):
-        return {"t": np.array([self.t], np.float32), "phase": self.t % 3}
-
-
 class PictureAndVector(Counter):
     observation_space = gym.spaces.Dict(
         {"eye": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "x": gym.spaces.Box(-1, 1, (2,))}
@@ -218,15 +209,6 @@ def test_dict_observations_are_flattened():
 def test_a_mix_of_images_and_vectors_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="mix of images"):
         EnvFactory(PictureAndVector, {}).make(training=True)
-
-
-class ImageEnv(Counter):
-    def __init__(self, shape=(48, 48, 3), **kwargs):
-        super().__init__(**kwargs)
-        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
-
-    def _obs(self):
-        return np.full(self.observation_space.shape, self.t, np.uint8)
 
 
 @pytest.mark.parametrize("shape", [(48, 48, 3), (3, 48, 48)])

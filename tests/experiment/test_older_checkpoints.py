@@ -14,7 +14,7 @@ from rl_training.experiment.migrations import FORMAT
 from rl_training.experiment.registry import get_algorithm_spec
 from toys import SMOKE, Counter
 
-FILES = Path(__file__).parent / "fixtures" / "format_1"  # runs of toys.SMOKE, stopped at step 90 of 128
+FILES = Path(__file__).parents[1] / "fixtures" / "format_1"  # runs of toys.SMOKE, stopped at step 90 of 128
 
 
 def counter():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "lines_on_the_path.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "lines_on_the_path.py"
 FILES = {
     "api/algorithms.py": '''
 class ManagedAlgorithm:
