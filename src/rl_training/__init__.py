@@ -49,8 +49,8 @@ _HOMES = {
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},
 }
 _PACKAGES = (
-    "algorithms", "analysis", "api", "artifacts", "base", "cli", "data", "envs", "experiment", "models", "optim", "runtime",
-    "sweeps", "tracking",
+    "algorithms", "analysis", "api", "artifacts", "base", "cli", "data", "envs", "experiment", "models", "optim",
+    "runtime", "sweeps", "tracking",
 )  # fmt: skip
 __all__ = ["__version__", *_HOMES]
 

@@ -74,8 +74,8 @@ def _split_dones(found: Boundaries, limits: _Limits, where: str) -> None:
         found.terminated, found.truncated = found.terminated & ~at_limit, at_limit
         found.assumed_steps = limits.steps
         found.notes.append(
-            f"{where} has dones but neither terminations nor truncations: the {int(at_limit.sum()):,} episodes that end "
-            f"after {limits.steps:,} steps, the time limit, are taken as truncated, the others as terminated"
+            f"{where} has dones but neither terminations nor truncations: the {int(at_limit.sum()):,} episodes that "
+            f"end after {limits.steps:,} steps, the time limit, are taken as truncated, the others as terminated"
         )
 
 
