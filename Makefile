@@ -10,7 +10,7 @@ PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-newest coverage check format wheel bench learn report docs clean
+.PHONY: help quickstart test test-newest coverage check format wheel bench learn campaign report docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,11 @@ bench: $(VENV)/.dev  ## measure speed beside the installed peers (half an hour);
 
 learn: $(VENV)/.dev  ## train every preset over three seeds and record the results (hours)
 	$(BIN)/python benchmarks/learning.py
+
+CAMPAIGN ?= ../campaign
+WORKERS ?= 1
+campaign: $(VENV)/.dev  ## begin or continue the evidence campaign in the background, in CAMPAIGN=../campaign (benchmarks/campaign.py)
+	$(BIN)/python benchmarks/campaign.py start $(CAMPAIGN) --workers $(WORKERS)
 
 report: $(VENV)/.dev  ## every learning record beside published figures: docs/benchmarks/
 	$(BIN)/python benchmarks/report.py

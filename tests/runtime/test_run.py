@@ -1,6 +1,7 @@
 """The parts of a run, each alone, and the kind of end that a run records."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -382,3 +383,24 @@ def test_a_sweep_resumes_what_was_interrupted_or_failed_and_keeps_the_rest(kind,
     again = kind in (StopKind.SIGNAL, StopKind.FAILED, None)
     assert job_status(job).state == ("interrupted" if again else "finished")
     assert job_status(job).error == ("without an update" if kind is StopKind.UNTRAINED else "")
+
+
+def test_a_signal_before_the_first_evaluation_ends_the_run_without_one(tiny, monkeypatch, capsys):
+    """An evaluation may take minutes (every step of PETS is a plan), and whoever sends a signal waits for the end."""
+    from rl_training.cli import main
+
+    class Kill(Callback):
+        def on_update_end(self, trainer, result):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def never(*_, **__):
+        raise AssertionError("evaluated")
+
+    monkeypatch.setattr("rl_training.runtime.evaluator.evaluate", never)
+    result = train(tiny("ppo", eval_interval=0), callbacks=[Kill()])
+    assert result.metrics["eval_episodes"] == 0 and math.isnan(result.metrics["eval_return_mean"])
+    monkeypatch.setattr("rl_training.runtime.spec.build_control_callbacks", lambda config: [Kill()])
+    assert main(["resume", str(result.run_dir)]) == 0
+    assert re.match(r"stopped at step \d+: not evaluated\n", capsys.readouterr().out)
+    assert main(["resume", str(result.run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["eval_return_mean"] is None

@@ -89,9 +89,7 @@ def _eval(args: argparse.Namespace) -> None:
     from rl_training.runtime.workflows import evaluate_checkpoint
 
     metrics = evaluate_checkpoint(args.path, args.episodes, args.device, not args.stochastic)
-    print(
-        json.dumps(metrics) if args.json else f"return {score(metrics)}, mean length {metrics['eval_length_mean']:.0f}"
-    )
+    print(json.dumps(metrics) if args.json else f"{score(metrics)}, mean length {metrics['eval_length_mean']:.0f}")
 
 
 def _predict(args: argparse.Namespace) -> None:

@@ -106,5 +106,7 @@ def score(metrics: dict[str, Any]) -> str:
     from rl_training.tracking.figures import spread
 
     episodes = int(metrics["eval_episodes"])
+    if not episodes:
+        return "not evaluated"
     result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
-    return f"{result} over {episodes} episode{'s' if episodes != 1 else ''}"
+    return f"return {result} over {episodes} episode{'s' if episodes != 1 else ''}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,12 @@ def _resume(args: argparse.Namespace) -> int:
 def _report(result: TrainResult, total: int, as_json: bool) -> int:
     metrics = result.metrics
     if as_json:
-        print(
-            json.dumps(
-                {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path), "metrics": metrics}
-            )
-        )
+        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        files = {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path)}
+        print(json.dumps({**files, "metrics": numbers}))
         return 0
     step = int(metrics["global_step"])
-    print(f"{_outcome(step, total, metrics)}: return {score(metrics)}")
+    print(f"{_outcome(step, total, metrics)}: {score(metrics)}")
     if step < total:
         print(f"because     {_reason(result.run_dir)}")
     print(f"checkpoint  {result.checkpoint_path}")

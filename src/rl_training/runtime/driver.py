@@ -26,7 +26,9 @@ from rl_training.runtime.saving import Saver, restore
 from rl_training.runtime.schedules import Schedules
 from rl_training.runtime.trainer import TrainResult
 
-__all__ = ["Driver"]
+__all__ = ["NOT_EVALUATED", "Driver"]
+
+NOT_EVALUATED = {"eval_return_mean": math.nan, "eval_return_std": math.nan, "eval_episodes": 0.0}
 
 
 class Driver:
@@ -83,9 +85,9 @@ class Driver:
         if run.step >= self._total or not run.trainer.should_stop:
             self._evaluate()
         path = self._saver.save(self._loop, run, evaluator.best)
-        if not evaluator.metrics:  # stopped before the first evaluation
+        if not evaluator.metrics and run.trainer.stop_kind is not StopKind.SIGNAL:  # a signal is obeyed within seconds
             self._evaluate()
-        metrics = {**self._metrics(), **evaluator.metrics, "global_step": run.step, **run.totals()}
+        metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
         result = TrainResult(self._context.run_dir, path, metrics)
         run.callbacks.call("on_train_end", run.trainer_state(), result)
         return result
