@@ -1,5 +1,6 @@
 """Ray: environments in actors, runs as tasks, a node lost in the middle. On a cluster of two nodes, made here."""
 
+import contextlib
 import threading
 import time
 
@@ -20,21 +21,39 @@ from toys import Broken, StopAt, same_end
 ray = pytest.importorskip("ray")
 
 
-@pytest.fixture(scope="module")
-def cluster():
+@contextlib.contextmanager
+def cluster_of_two_nodes():
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     made.nodes_of_test = [made.add_node(num_cpus=1) for _ in range(2)]
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster():
+    with cluster_of_two_nodes() as made:
+        yield made
 
 
 @pytest.fixture
-def at_the_cluster(cluster, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    return cluster
+def at_the_cluster(shared_cluster, monkeypatch):
+    if ray.is_initialized() and ray.get_runtime_context().gcs_address != shared_cluster.address:
+        ray.shutdown()  # another test's cluster
+    monkeypatch.setenv("RAY_ADDRESS", shared_cluster.address)
+    return shared_cluster
+
+
+@pytest.fixture
+def cluster_to_lose():
+    """A cluster of the test's own: Ray takes minutes to notice a lost node, and would place other tests' actors there."""
+    with cluster_of_two_nodes() as made:
+        yield made
 
 
 def test_a_run_with_environments_on_ray_stopped_and_resumed_equals_one_without_ray(tiny, at_the_cluster):
@@ -59,7 +78,7 @@ def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster
 
 
 @pytest.mark.timeout(600)  # on a busy machine Ray takes minutes to notice the loss
-def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, at_the_cluster, tmp_path, capsys):
+def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, cluster_to_lose, tmp_path, capsys):
     steps = {"total_timesteps": 12_000, "checkpoint_interval": 500, "log_interval": 500, "eval_interval": 0}
     (tmp_path / "config.yaml").write_text(dump_yaml(tiny("ppo", num_envs=2, **steps).plain()))
     words = ["sweep", "--config", str(tmp_path / "config.yaml"), "--seeds", "1-2"]
@@ -68,12 +87,12 @@ def test_a_sweep_loses_a_node_and_ends_as_if_it_had_not(tiny, at_the_cluster, tm
     def lose_a_node():
         while len(list(tmp_path.glob("there/ppo__*/checkpoints/step_*.ckpt"))) < 1:
             time.sleep(0.05)
-        at_the_cluster.remove_node(at_the_cluster.nodes_of_test.pop(), allow_graceful=False)
+        cluster_to_lose.remove_node(cluster_to_lose.nodes_of_test.pop(), allow_graceful=False)
 
     thief = threading.Thread(target=lose_a_node)
     thief.start()
     ray.shutdown()  # the command connects by itself
-    assert main([*words, "--name", "there", "--backend", "ray", "--address", at_the_cluster.address]) == 0
+    assert main([*words, "--name", "there", "--backend", "ray", "--address", cluster_to_lose.address]) == 0
     thief.join()
     assert "2 finished in" in capsys.readouterr().out
     for seed in (1, 2):
