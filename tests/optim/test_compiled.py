@@ -364,11 +364,11 @@ def test_the_recorder_refuses_what_it_does_not_understand():
     batch, scalars, weight, new = torch.ones(2), torch.zeros(1), torch.full((3,), 2.0), torch.full((3,), 2.0)
     old = torch.ones(3)
     plain = {"given": [batch, weight], "made": [scalars, new], "after": [batch.clone(), old]}
-    assert records(**plain).shortcut((batch,), scalars, {}) is not None
-    assert compiled._Recorder().shortcut((batch,), scalars, {}) is None  # saw nothing
+    assert records(**plain).shortcut((batch,), [], scalars, {}) is not None
+    assert compiled._Recorder().shortcut((batch,), [], scalars, {}) is None  # saw nothing
     twice = records(**plain)
     twice._calls *= 2
-    assert twice.shortcut((batch,), scalars, {}) is None
+    assert twice.shortcut((batch,), [], scalars, {}) is None
     strange = {
         "an output of unknown use": {**plain, "made": [scalars, new, torch.ones(5)]},
         "a parameter that changed by itself": {**plain, "made": [scalars]},
@@ -385,16 +385,16 @@ def test_the_recorder_refuses_what_it_does_not_understand():
         },
     }
     for what, call in strange.items():
-        assert records(**call).shortcut((batch,), scalars, {}) is None, what
+        assert records(**call).shortcut((batch,), [], scalars, {}) is None, what
 
 
 def test_the_recorders_shortcut_gives_the_kernels_the_batch_and_copies_back_new_values():
     batch, scalars, weight = torch.ones(2), torch.zeros(1), torch.full((3,), 2.0)
     made = [scalars, weight.clone()]
     kernels = lambda inputs: [inputs[0].sum(), inputs[1] + 1]  # noqa: E731
-    call = records(kernels, [batch, weight], made, [batch.clone(), torch.ones(3)]).shortcut((batch,), scalars, {})
-    result, rest = call((torch.full((2,), 5.0),))
-    assert result == 10 and rest == {} and torch.equal(weight, torch.full((3,), 3.0))
+    call = records(kernels, [batch, weight], made, [batch.clone(), torch.ones(3)]).shortcut((batch,), [], scalars, {})
+    names, result, rest = call((torch.full((2,), 5.0),))
+    assert names == [] and result == 10 and rest == {} and torch.equal(weight, torch.full((3,), 3.0))
 
 
 # ---- failures: something slower and right, with one warning
@@ -540,3 +540,21 @@ def test_moving_a_module_behind_its_optimizer_is_an_error():
     layer.weight.data = layer.weight.data.clone()
     with pytest.raises(RuntimeError, match="no longer share memory"):
         optimizer.gradient(layer(torch.ones(1, 2)).sum())
+
+
+def test_a_safe_graph_that_is_compiled_again_names_its_metrics_anew():
+    """A guard fails, and the update then returns other scalars: their names must not be those of the first graph."""
+
+    class Changing:
+        scale = 1.0
+
+        def learn(self, batch):
+            total = batch["x"].sum() * self.scale
+            return {"a": total} if self.scale == 1.0 else {"new": 50 * total, "a": total}
+
+    learner = Changing()
+    graph = compiled.Compiled(learner.learn, safe=True)
+    batch = {"x": torch.ones(3)}
+    assert dict(graph(batch)[0]) == {"a": 3.0}
+    learner.scale = 2.0
+    assert dict(graph(batch)[0]) == {"new": 300.0, "a": 6.0}

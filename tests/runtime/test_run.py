@@ -207,6 +207,10 @@ def test_a_second_ctrl_c_interrupts_and_handlers_are_put_back():
 # ---- saving
 
 
+def evaluated(best):
+    return SimpleNamespace(best=best, metrics={})
+
+
 class TinyLoop(Loop):
     """A loop whose agent is one tensor."""
 
@@ -216,28 +220,28 @@ class TinyLoop(Loop):
 
 def test_a_bad_state_is_never_saved_over_a_good_one(tmp_path):
     saver, counters = Saver(RunContext("x", tmp_path), TrainConfig(algo="ppo", env_id="x")), Counters(0)
-    good = saver.save(TinyLoop(torch.ones(1)), counters, best_eval=2.5)
+    good = saver.save(TinyLoop(torch.ones(1)), counters, evaluated(2.5))
     assert load_checkpoint(good).metadata["best_eval"] == 2.5
     counters.step = 1
     with pytest.raises(TrainingFailure, match=rf"weight is not finite at step 1; the last good checkpoint is {good}"):
-        saver.save(TinyLoop(torch.tensor([float("nan")])), counters, None)
+        saver.save(TinyLoop(torch.tensor([float("nan")])), counters, evaluated(None))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [good.name]
 
 
 def test_a_step_is_saved_once_and_only_the_newest_are_kept(tmp_path):
     config = TrainConfig(algo="ppo", env_id="x", keep_checkpoints=2)
     saver, counters = Saver(RunContext("x", tmp_path), config), Counters(0)
-    first = saver.save(TinyLoop(torch.zeros(1)), counters, None)
-    saver.save(TinyLoop(torch.ones(1)), counters, None)
+    first = saver.save(TinyLoop(torch.zeros(1)), counters, evaluated(None))
+    saver.save(TinyLoop(torch.ones(1)), counters, evaluated(None))
     assert load_checkpoint(first).algorithm_state["weight"].item() == 0
     for counters.step in (1, 2, 3):
-        saver.save(TinyLoop(torch.zeros(1)), counters, None)
+        saver.save(TinyLoop(torch.zeros(1)), counters, evaluated(None))
     assert sorted(path.name for path in first.parent.iterdir()) == ["step_0000000002.ckpt", "step_0000000003.ckpt"]
 
 
 def test_the_best_agent_is_saved_alone(tmp_path):
     saver = Saver(RunContext("x", tmp_path), TrainConfig(algo="ppo", env_id="x"))
-    saver.save_best(TinyLoop(torch.ones(1)).agent, Counters(0), 1.0)
+    saver.save_best(TinyLoop(torch.ones(1)).agent, Counters(0), evaluated(1.0))
     assert load_checkpoint(tmp_path / "checkpoints" / "best.ckpt").buffer_state is None
 
 
@@ -404,3 +408,37 @@ def test_a_signal_before_the_first_evaluation_ends_the_run_without_one(tiny, mon
     assert re.match(r"stopped at step \d+: not evaluated\n", capsys.readouterr().out)
     assert main(["resume", str(result.run_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["eval_return_mean"] is None
+
+
+def test_a_signal_in_a_resumed_run_leaves_the_evaluation_that_there_was(tiny):
+    class Signal(Callback):
+        def on_update_end(self, trainer, result):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first = train(tiny("ppo", eval_interval=32, total_timesteps=128), callbacks=[Signal()])
+    state = load_checkpoint(first.checkpoint_path)
+    state.config["algo_kwargs"]["eval_interval"] = 0
+    again = train(TrainConfig(**state.config), checkpoint_state=state, callbacks=[Signal()])
+    assert again.metrics["global_step"] == 64
+    assert again.metrics["eval_return_mean"] == first.metrics["eval_return_mean"]
+
+
+def test_the_recorded_reason_is_that_of_the_recorded_end(tiny):
+    class Signal(Callback):
+        def on_update_end(self, trainer, result):
+            if trainer.global_step >= 64:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    config = tiny("ppo", total_timesteps=64)
+    facts = json.loads((train(config, callbacks=[Signal()]).run_dir / "metadata.json").read_text())
+    assert (facts["stop_kind"], facts["stop_reason"]) == ("finished", None)
+
+
+def test_a_kind_that_is_not_known_is_no_kind():
+    assert recorded_stop_kind({"stop_kind": "paused"}) is None
+
+
+def test_a_callback_that_sets_the_reason_itself_is_who_stopped_the_run():
+    trainer = TrainerState(should_stop=True, stop_reason="mine")
+    trainer.request_stop("received SIGTERM", StopKind.SIGNAL)
+    assert (trainer.stop_reason, trainer.stop_kind) == ("mine", StopKind.REQUESTED)

@@ -13,6 +13,7 @@ A new algorithm is a subclass of ``Learner``:
 
 from __future__ import annotations
 
+import re
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,11 @@ class _AfterInit(ABCMeta):
     """Calls ``_made`` when the constructor, or a subclass's, has returned."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        learner = super().__call__(*args, **kwargs)
+        try:
+            learner = super().__call__(*args, **kwargs)
+        except TypeError as error:  # about arguments: of the class that was called, not of one that it inherits from
+            text = re.sub(r"^\w+\.__init__\(\)", f"{cls.__name__}()", str(error))
+            raise (error if text == str(error) else TypeError(text)) from None
         learner._made()
         return learner
 

@@ -83,6 +83,7 @@ class Dreamer(Learner):
     """
 
     CONTROLS = ("entropy_coef",)
+    PARTS = ()  # no graphs: ``use_compiled`` switches kernels on
 
     def __init__(
         self, *, obs_shape: tuple[int, ...], size: Size, num_actions: int | None = None, action_dim: int | None = None,

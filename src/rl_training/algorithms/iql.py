@@ -53,7 +53,7 @@ class IQL(ActorCritic):
         super().__init__(model=model, policy=policy, learning_rate=learning_rate, **options)
         self.value_optimizer = FlatAdam(model.value_parameters(), lr=learning_rate)
         self._expectile, self._beta, self._largest = expectile, inverse_temperature, largest_weight
-        self._rate = learning_rate
+        self._rate = self.actor_optimizer.base_lr
 
     def set_control(self, name: str, value: float) -> None:
         """``actor_rate`` multiplies the actor's learning rate alone."""

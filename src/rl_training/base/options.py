@@ -10,6 +10,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+if typing.TYPE_CHECKING:
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
 __all__ = ["ConfigError", "Loc", "Options", "Sizes", "Strings", "opt", "unknown"]
 
 Loc = tuple[str | int, ...]  # where in a config: names and indices from the top
@@ -70,7 +73,7 @@ class Options(BaseModel):
         except ValidationError as error:
             raise ConfigError(_problems(error, type(self))) from None
 
-    def replace(self, **changes: Any) -> typing.Self:
+    def replace(self, **changes: Any) -> Self:
         """Copy with some fields changed, validated again."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return type(self)(**{**given, **changes})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 __all__ = ["StopKind", "recorded_stop_kind"]
 
 
-class StopKind(StrEnum):
+class StopKind(str, Enum):
     """How a run ended; recorded as ``stop_kind`` in its metadata.json."""
+
+    __str__ = str.__str__  # as StrEnum, which Python 3.10 lacks
 
     FINISHED = "finished"  # reached its total number of steps
     UNTRAINED = "untrained"  # reached it without a single update
@@ -42,9 +44,12 @@ class StopKind(StrEnum):
 
 
 def recorded_stop_kind(metadata: Mapping[str, Any]) -> StopKind | None:
-    """The kind in a run's metadata; None while it runs. Older files have no such field, but a status line."""
+    """The kind in a run's metadata; None while it runs, or if it is no known kind.
+
+    Older files have no such field, but a status line.
+    """
     if "stop_kind" in metadata:
-        return None if metadata["stop_kind"] is None else StopKind(metadata["stop_kind"])
+        return next((kind for kind in StopKind if kind == metadata["stop_kind"]), None)
     status = str(metadata.get("status", ""))
     for kind in (StopKind.FINISHED, StopKind.UNTRAINED, StopKind.FAILED):
         if status == kind.outcome:

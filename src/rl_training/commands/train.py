@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,7 @@ def _resume(args: argparse.Namespace) -> int:
 def _report(result: TrainResult, total: int, as_json: bool) -> int:
     metrics = result.metrics
     if as_json:
-        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        numbers = {name: None if value != value else value for name, value in metrics.items()}  # JSON has no NaN
         files = {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path)}
         print(json.dumps({**files, "metrics": numbers}))
         return 0

@@ -153,7 +153,9 @@ def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Ca
         rows, count = taus.shape
         embedded = through(embedding, np.cos(taus.reshape(-1, 1) * frequencies), rng)
         joint = embedded.reshape(rows, count, -1) * features[:, None]
-        return through(head, joint.reshape(rows * count, -1), rng).reshape(rows, count, -1).swapaxes(1, 2)
+        values = through(head, joint.reshape(rows * count, -1), rng)
+        by_action: Array = values.reshape(rows, count, -1).swapaxes(1, 2)
+        return by_action
 
     return encode, quantiles
 

@@ -64,7 +64,7 @@ __all__ = ["Compiled", "cannot_compile", "lacking"]
 
 Inputs = tuple[torch.Tensor, ...]
 Update = Callable[..., tuple[list[str], torch.Tensor, Tensors]]  # tensors of a batch to names, scalars, everything else
-Call = Callable[[Inputs], tuple[torch.Tensor, Tensors]]  # the same without the names, which never change
+Call = Callable[[Inputs], tuple[list[str], torch.Tensor, Tensors]]  # the same without the names, which never change
 Kernels = Callable[[list[Any]], Sequence[Any]]
 
 SAFE: dict[str, Any] = {
@@ -114,7 +114,6 @@ class Compiled:
         self._function, self.safe = function, safe
         self._call: Call | None = None
         self._layout: tuple[Any, ...] = ()
-        self._names: list[str] = []
         self.direct = False  # whether calls go straight to the kernels
         self.failed: str | None = None
 
@@ -146,12 +145,12 @@ class Compiled:
         if layout != self._layout:
             return measured(self._function(batch))
         try:
-            scalars, rest = self._call(tensors)
+            names, scalars, rest = self._call(tensors)
         except Exception as error:
             if not self.safe or not type(error).__module__.startswith(("torch._dynamo.", "torch._inductor.")):
                 raise
             return self._fail(error, batch)  # a guard failed, and so did compiling again: no kernel has run
-        return Metrics(self._names, scalars), rest
+        return Metrics(names, scalars), rest
 
     def _first(self, batch: Tensors, tensors: Inputs, layout: tuple[Any, ...]) -> tuple[Metrics, Tensors]:
         """The first update, which compiles: nothing has changed yet if that fails."""
@@ -160,15 +159,15 @@ class Compiled:
         update, recorder = _of_tensors(self._function, layout[0]), _Recorder()
         try:
             graph = _safe(update) if self.safe else _fast(update, recorder)
-            self._names, scalars, rest = graph(*tensors)
+            names, scalars, rest = graph(*tensors)
         except Exception as error:
             return self._fail(error, batch)
         if missing is not None:
             warnings.warn(f"updates are compiled with torch.compile's guards: {missing}", stacklevel=3)
-        shortcut = recorder.shortcut(tensors, scalars, rest)
-        self.direct, self._call = shortcut is not None, shortcut or (lambda tensors: graph(*tensors)[1:])
+        shortcut = recorder.shortcut(tensors, names, scalars, rest)
+        self.direct, self._call = shortcut is not None, shortcut or (lambda tensors: graph(*tensors))
         self._layout = layout
-        return Metrics(self._names, scalars), rest
+        return Metrics(names, scalars), rest
 
     def _fail(self, error: Exception, batch: Tensors) -> tuple[Metrics, Tensors]:
         self._call, self.direct = None, False
@@ -259,8 +258,8 @@ class _Recorder:
 
         return compile_fx(graph, example_inputs, inner_compile=compile_inner, config_patches=FAST)
 
-    def shortcut(self, batch: Inputs, scalars: torch.Tensor, rest: Tensors) -> Call | None:
-        """(batch) -> (scalars, rest) by the kernels alone; None if the one call seen does not show plainly how.
+    def shortcut(self, batch: Inputs, names: list[str], scalars: torch.Tensor, rest: Tensors) -> Call | None:
+        """(batch) -> (names, scalars, rest) by the kernels alone; None if the one call seen does not show plainly how.
 
         Every output must be a result or the new value of an input, and every input that changed after the kernels had
         run must be one of those.
@@ -280,17 +279,17 @@ class _Recorder:
         inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
         fill = [(found[0], j) for j, found in enumerate(places) if found]  # a tensor that is not used is no input
         copies = [(inputs[j], i) for i, [j] in zip(extras, owners)]
-        (first, *others), names = [i for [i] in results], list(rest)
+        (first, *others), others_names = [i for [i] in results], list(rest)
         kernels = getattr(kernels, "current_callable", None) or kernels  # without what surrounds every call of it
 
-        def call(tensors: Inputs) -> tuple[torch.Tensor, Tensors]:
+        def call(tensors: Inputs) -> tuple[list[str], torch.Tensor, Tensors]:
             arguments = inputs.copy()
             for place, j in fill:
                 arguments[place] = tensors[j]
             outputs = kernels(arguments)
             for parameters, i in copies:
                 parameters.copy_(outputs[i])
-            return outputs[first], {name: outputs[i] for name, i in zip(names, others)}
+            return names, outputs[first], {name: outputs[i] for name, i in zip(others_names, others)}
 
         return call
 

@@ -74,7 +74,7 @@ class Driver:
             if due.log:
                 self._log()
             if due.save:  # after the evaluation: what callbacks make of it is saved too
-                self._saver.save(loop, run, self._evaluator.best)
+                self._saver.save(loop, run, self._evaluator)
             run.reporter.progress.tick(run.step)
             if trainer.should_stop or run.step >= self._total:
                 return
@@ -84,7 +84,7 @@ class Driver:
         run, evaluator = self._run, self._evaluator
         if run.step >= self._total or not run.trainer.should_stop:
             self._evaluate()
-        path = self._saver.save(self._loop, run, evaluator.best)
+        path = self._saver.save(self._loop, run, evaluator)
         if not evaluator.metrics and run.trainer.stop_kind is not StopKind.SIGNAL:  # a signal is obeyed within seconds
             self._evaluate()
         metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
@@ -98,6 +98,7 @@ class Driver:
         if checkpoint is not None:
             restore(run, self._loop, checkpoint, self._total)
             self._evaluator.best = checkpoint.metadata.get("best_eval")
+            self._evaluator.metrics = checkpoint.metadata.get("last_eval") or {}
             saved_engine = checkpoint.trainer_state.get("engine")
         run.schedules = Schedules(agent, run.options, self._total)
         if saved_engine:
@@ -113,7 +114,7 @@ class Driver:
         improved = evaluator.evaluate(agent, run)
         run.reporter.log_evaluation(run.step, evaluator.metrics)
         if improved:
-            self._saver.save_best(agent, run, evaluator.best)
+            self._saver.save_best(agent, run, evaluator)
         run.callbacks.call("on_eval_end", run.trainer_state(), evaluator.metrics)
 
     def _metrics(self) -> dict[str, float]:
@@ -135,7 +136,8 @@ class Driver:
 def recorded(run: Run, saver: Saver, context: RunContext) -> Iterator[None]:
     """Keep metadata.json true: that the run is running, and then how it ended."""
     began, kind = time.time(), StopKind.FAILED
-    runs.write_metadata(context, {"status": "running", "stop_kind": None, "engine": run.engine.state_dict()})
+    running = {"status": "running", "stop_kind": None, "stop_reason": None}
+    runs.write_metadata(context, {**running, "engine": run.engine.state_dict()})
     try:
         yield
         kind = run.stopping.kind(run, run.config.total_timesteps)
@@ -144,7 +146,7 @@ def recorded(run: Run, saver: Saver, context: RunContext) -> Iterator[None]:
         raise saver.failure(str(error)) from error
     finally:
         run.reporter.close(run.step)
-        reason = run.trainer.stop_reason
+        reason = None if kind.reached_total else run.trainer.stop_reason
         facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
         with contextlib.suppress(OSError):
             runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})

@@ -58,7 +58,7 @@ class Engine:
         compiled, because = _compile(config.compile, learner, expected_updates)
         if not compiled:
             return cls(False, threads, f"updates run eagerly, {on}: {because}")
-        guarded = " with torch.compile's guards" if compiled == "safe" else ""
+        guarded = " with torch.compile's guards" if compiled == "safe" and learner.PARTS else ""
         return cls(compiled, threads, f"updates are compiled{guarded}, {on}: {because}; the first one takes a while")
 
     @classmethod

@@ -20,6 +20,7 @@ from rl_training.runtime.counters import Counters
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Learner
+    from rl_training.runtime.evaluator import Evaluator
     from rl_training.runtime.loops.base import Loop
 
 __all__ = ["Saver", "TrainingFailure", "restore"]
@@ -40,28 +41,29 @@ class Saver:
         self._context, self._config, self._own_env = context, config, own_env
         self._saved_step = -1
 
-    def save(self, loop: Loop, run: Counters, best_eval: float | None) -> Path:
+    def save(self, loop: Loop, run: Counters, evaluator: Evaluator) -> Path:
         """Everything that exact resuming needs, once for each step."""
         path = self._context.checkpoints_dir / runs.checkpoint_name(run.step)
         if self._saved_step != run.step:
             parts = loop.state_dict()
-            self._write(path, parts.pop("agent"), parts, run, best_eval)
+            self._write(path, parts.pop("agent"), parts, run, evaluator)
             self._saved_step = run.step
             runs.prune_checkpoints(self._context, self._config.keep_checkpoints)
         return path
 
-    def save_best(self, agent: Learner, run: Counters, best_eval: float | None) -> None:
+    def save_best(self, agent: Learner, run: Counters, evaluator: Evaluator) -> None:
         """The agent alone: it can be evaluated, not resumed."""
-        self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, best_eval)
+        self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, evaluator)
 
-    def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, best_eval: float | None) -> None:
+    def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, evaluator: Evaluator) -> None:
         bad = first_nonfinite(agent)
         if bad:
             raise self.failure(f"{bad} is not finite at step {run.step}")
         config = self._config
         facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
-        # the best evaluation is no part of the state: it depends on when evaluations happened
-        metadata = {**facts, "own_env": self._own_env, "best_eval": best_eval}
+        # evaluations are no part of the state: they depend on when they happened
+        evaluations = {"best_eval": evaluator.best, "last_eval": evaluator.metrics or None}
+        metadata = {**facts, "own_env": self._own_env, **evaluations}
         state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)

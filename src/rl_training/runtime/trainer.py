@@ -35,7 +35,8 @@ class TrainerState:
     warming_up: bool = False  # no update has been made yet: evaluations are of the initial agent
 
     def request_stop(self, reason: str, kind: StopKind = StopKind.REQUESTED) -> None:
-        """The first request gives the reason and the kind."""
+        """The first request gives the reason and the kind; so does a callback that set ``stop_reason`` itself."""
         if self.stop_kind is None:
-            self.stop_reason, self.stop_kind = reason, kind
+            own = self.stop_reason is not None
+            self.stop_reason, self.stop_kind = (self.stop_reason, StopKind.REQUESTED) if own else (reason, kind)
         self.should_stop = True

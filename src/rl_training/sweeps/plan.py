@@ -21,8 +21,8 @@ from rl_training.experiment.runs import run_name
 __all__ = [
     "Job",
     "JobStatus",
+    "changed_options",
     "combinations",
-    "differing_options",
     "job_status",
     "label_of",
     "last_lines",
@@ -136,7 +136,7 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
     for job in jobs:
         before = known.get(job.name)
         if before is not None and before != job.config:
-            where = ", ".join(sorted(differing_options(before, job.config)))
+            where = ", ".join(sorted(changed_options(before, job.config)))
             raise ValueError(
                 f"{folder} holds a sweep in which {job.name} differs in {where}; "
                 "repeat its command to go on with it, or give this one another --name"
@@ -145,13 +145,13 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
         write_durably(path, [json.dumps({**known, **{job.name: job.config for job in jobs}}, indent=1).encode()])
 
 
-def differing_options(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_options(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Dotted names of the values in which two nested mappings differ."""
     names: list[str] = []
     for name in {*before, *now}:
         a, b = before.get(name), now.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            names += differing_options(a, b, f"{prefix}{name}.")
+            names += changed_options(a, b, f"{prefix}{name}.")
         elif a != b:
             names.append(f"{prefix}{name}")
     return names

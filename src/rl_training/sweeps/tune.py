@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rl_training.base.files import write_durably
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import dump_yaml
-from rl_training.sweeps.plan import Job, JobStatus, differing_options, make_job
+from rl_training.sweeps.plan import Job, JobStatus, changed_options, make_job
 from rl_training.sweeps.space import Space, chosen, distributions
 
 STORAGE, MANIFEST, BEST, IMPORTANCE = "study.db", "study.json", "best.yaml", "importance.png"
@@ -42,7 +42,7 @@ def open_study(folder: Path, base: TrainConfig, space: Space, *, pruning: bool =
     path = folder / MANIFEST
     before = json.loads(path.read_text()) if path.exists() else now
     if before != now:
-        where = ", ".join(sorted(differing_options(before, now)))
+        where = ", ".join(sorted(changed_options(before, now)))
         raise ValueError(f"{folder} holds a study that differs in {where}; go on with that one, or give another --name")
     write_durably(path, [json.dumps(now, indent=1).encode()])
     total = base.total_timesteps

@@ -28,7 +28,7 @@ class Loop(Stateful):
 
     @property
     def mid_step(self) -> bool:
-        """Whether this ``yield`` is in the middle of a step's work, where a run may stop but not evaluate or log."""
+        """Whether this ``yield`` is in the middle of a step's work: nothing is evaluated or logged unless it stops."""
         return False
 
     def expected_updates(self, total_timesteps: int) -> int:
