@@ -82,8 +82,7 @@ class Dreamer(Learner):
     latents, last action; zeros, as at the start of an episode, when it is None.
     """
 
-    CONTROLS = ("entropy_coef",)
-    PARTS = ()  # no graphs: ``use_compiled`` switches kernels on
+    CONTROLS, PARTS = ("entropy_coef",), ()  # no graphs of updates: ``use_compiled`` switches kernels on
 
     def __init__(
         self, *, obs_shape: tuple[int, ...], size: Size, num_actions: int | None = None, action_dim: int | None = None,

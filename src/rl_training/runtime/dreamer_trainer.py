@@ -112,6 +112,6 @@ def build(cfg: DreamerOptions, plan: Blueprint) -> Dreamer:
     )  # fmt: skip
 
 
-SPEC = AlgorithmSpec(name="dreamer", config=DreamerOptions, build=build, loop=DreamerLoop, obs=("vector", "image"))
-SPECS = {SPEC.name: SPEC}
-train_dreamer = SPEC.train
+KINDS = {"obs": ("vector", "image")}
+SPECS = {"dreamer": AlgorithmSpec(name="dreamer", config=DreamerOptions, build=build, loop=DreamerLoop, **KINDS)}
+train_dreamer = SPECS["dreamer"].train
