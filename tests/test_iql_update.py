@@ -96,3 +96,15 @@ def test_actions_stay_in_the_box_and_the_best_one_is_the_mean():
     assert np.abs(drawn).max() == 1.0  # a deviation of 1 reaches the bounds
     best = learner.act(obs, deterministic=True).actions
     assert np.allclose(best, learner.model.policy(torch.from_numpy(obs))[0].detach().numpy(), atol=1e-6)
+
+
+def test_a_rate_of_the_actors_own_is_what_its_schedule_multiplies():
+    learner = agent(actor_learning_rate=5e-4)
+    learner.set_control("actor_rate", 0.5)
+    assert float(learner.actor_optimizer.lr) == pytest.approx(2.5e-4)
+    assert float(learner.critic_optimizer.lr) == pytest.approx(1e-3)
+
+
+def test_a_wrong_argument_is_one_of_the_class_that_was_called():
+    with pytest.raises(TypeError, match=r"^IQL\(\) got an unexpected keyword argument 'expectil'"):
+        agent(expectil=0.7)

@@ -558,3 +558,15 @@ def test_a_safe_graph_that_is_compiled_again_names_its_metrics_anew():
     assert dict(graph(batch)[0]) == {"a": 3.0}
     learner.scale = 2.0
     assert dict(graph(batch)[0]) == {"new": 300.0, "a": 6.0}
+
+
+def test_only_learners_with_graphs_are_announced_as_guarded():
+    class Graphs:
+        PARTS = ("_learn",)
+
+    class Kernels:
+        PARTS = ()
+
+    config = TrainConfig(algo="dreamer", env_id="X", compile="safe", threads=1)
+    assert "guards" in Engine.choose(config, Graphs(), 10).why
+    assert "guards" not in Engine.choose(config, Kernels(), 10).why

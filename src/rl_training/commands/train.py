@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def _resume(args: argparse.Namespace) -> int:
 def _report(result: TrainResult, total: int, as_json: bool) -> int:
     metrics = result.metrics
     if as_json:
-        numbers = {name: None if value != value else value for name, value in metrics.items()}  # JSON has no NaN
+        numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         files = {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path)}
         print(json.dumps({**files, "metrics": numbers}))
         return 0
