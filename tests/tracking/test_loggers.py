@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -158,3 +159,14 @@ def test_wandb_that_is_not_installed_is_an_error_before_anything_is_made(tiny, t
     with pytest.raises(ValueError, match=r"loggers: wandb is not installed: pip install 'rl_training\[wandb\]'"):
         get_algorithm_spec("ppo").train(tiny("ppo", loggers=["wandb"], output_dir=tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_resumed_within_a_second_waits_for_a_wandb_folder_of_its_own(tmp_path, monkeypatch):
+    from rl_training.tracking import wandb
+
+    (tmp_path / "offline-run-20260101_000000-x").mkdir()
+    seconds, waited = iter(["20260101_000000", "20260101_000000", "20260101_000001"]), []
+    clock = SimpleNamespace(strftime=lambda form: next(seconds), sleep=waited.append)
+    monkeypatch.setattr(wandb, "time", clock)
+    wandb.WandB._wait_for_a_folder_of_its_own(tmp_path, "x")
+    assert len(waited) == 2
