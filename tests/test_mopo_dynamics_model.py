@@ -118,6 +118,39 @@ def test_inputs_are_standardised_and_predictions_are_in_the_datas_units():
     assert torch.allclose(out["rewards"], torch.full((4,), 7.0), atol=0.05) and out["disagreement"].max() < 1e-6
 
 
+def test_targets_are_standardised_on_request_and_predictions_stay_in_the_datas_units():
+    ensemble = model()
+    targets = torch.randn(500, 3) * torch.tensor([0.01, 4.0, 0.0]) + torch.tensor([1.0, -2.0, 5.0])
+    ensemble.standardise_targets(targets)
+    assert torch.allclose(ensemble.target_scale, torch.tensor([0.01, 4.0, 1.0]), rtol=0.1)  # a constant keeps its units
+    ensemble.net[-1].weight.data.zero_()
+    ensemble.net[-1].bias.data[..., :3] = torch.tensor([2.0, 1.0, 0.0])  # deviations above the mean
+    ensemble.net[-1].bias.data[..., 3:] = -4.0
+    obs, actions = torch.zeros(2_000, 2), torch.zeros(2_000, 1)
+    means, logvars = ensemble.predict_distribution(obs, actions)
+    expected = ensemble.target_mean + torch.tensor([2.0, 1.0, 0.0]) * ensemble.target_scale
+    assert torch.allclose(means, expected.expand_as(means))
+    assert torch.allclose((0.5 * logvars).exp(), (math.exp(-2) * ensemble.target_scale).expand_as(means), rtol=0.02)
+    drawn = ensemble.draw(obs, actions)
+    assert torch.allclose(drawn.mean(1), means.mean(1), atol=0.1 * float(ensemble.target_scale.max()))
+    assert torch.allclose(drawn.std(1), (0.5 * logvars).exp().mean(1), rtol=0.1)
+
+
+@pytest.mark.parametrize("standardised", [False, True])
+def test_a_fit_takes_the_targets_units_only_on_request(standardised):
+    ensemble = model()
+    fit = ModelFit(
+        EnsembleDynamics(model=ensemble, learning_rate=1e-3), Rng(0, "fit"), batch_size=16, holdout_ratio=0.0,
+        most_updates=2, standardise_targets=standardised,
+    )  # fmt: skip
+    data = linear_data(64)
+    list(fit.run(data))
+    deltas = np.concatenate([data["next_obs"] - data["obs"], data["rewards"][:, None]], 1)
+    expected = deltas.std(0) if standardised else np.ones(3)
+    np.testing.assert_allclose(ensemble.target_scale.numpy(), expected, rtol=1e-4)
+    np.testing.assert_allclose(ensemble.target_mean.numpy(), deltas.mean(0) if standardised else 0.0, atol=1e-6)
+
+
 def test_disagreement_is_the_largest_distance_from_the_mean():
     means = torch.tensor([[[0.0, 0.0, 9.0]], [[3.0, 4.0, -9.0]], [[0.0, 0.0, 0.0]]])
     assert disagreement(means).item() == pytest.approx(math.hypot(2, 8 / 3))  # the reward does not count

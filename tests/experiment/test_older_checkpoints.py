@@ -48,6 +48,16 @@ def test_terminations_that_an_older_run_had_learned_are_the_agents(algo, tmp_pat
     assert terminated.tolist() == 6 * [False] + [True]
 
 
+def test_an_older_run_of_pets_keeps_the_model_and_the_plans_that_it_began_with(tmp_path):
+    """Its outputs stay in the data's units, and what its config did not set is what the defaults were."""
+    state = load_checkpoint(FILES / "pets.ckpt")
+    assert state.config["algo_kwargs"]["standardise_targets"] is False
+    assert state.config["algo_kwargs"]["planning_candidates"] == 8  # its own
+    spec, config, state, own = opened("pets", tmp_path)
+    model = spec.load(config, state, **own)[0].model
+    assert torch.equal(model.target_scale, torch.ones(2)) and torch.equal(model.target_mean, torch.zeros(2))
+
+
 def test_an_older_agent_that_was_saved_alone_has_learned_no_terminations(tmp_path):
     spec, config, state, own = opened("pets", tmp_path)
     alone = load_checkpoint(FILES / "pets.ckpt", buffers=True)
@@ -61,8 +71,8 @@ def test_an_older_agent_that_was_saved_alone_has_learned_no_terminations(tmp_pat
 
 def test_a_checkpoint_of_a_newer_format_is_refused(tmp_path, monkeypatch):
     state = load_checkpoint(FILES / "ppo.ckpt")
-    monkeypatch.setattr("rl_training.experiment.checkpointing.FORMAT", 3)
+    monkeypatch.setattr("rl_training.experiment.checkpointing.FORMAT", FORMAT + 1)
     path = save_checkpoint(tmp_path / "new.ckpt", state)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format 3; this version reads formats 1 to 2"):
+    with pytest.raises(CheckpointError, match=f"has format {FORMAT + 1}; this version reads formats 1 to {FORMAT}"):
         load_checkpoint(path)

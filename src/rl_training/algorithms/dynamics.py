@@ -112,7 +112,8 @@ class ModelFit:
     ``LIKELIHOOD_IMPROVEMENT`` per dimension. It ends when neither has for more than ``patience`` epochs and
     ``patience_updates`` gradient steps, or ``most_updates`` are spent. Epochs alone would end it at once on little
     data, where an epoch is a step or two. Each member then returns to its best likelihood, and those with the smallest
-    errors become the elites. Without a holdout, it makes ``most_updates`` steps.
+    errors become the elites. Without a holdout, it makes ``most_updates`` steps. With ``standardise_targets``, the
+    model's outputs are in units of the targets' deviations.
 
     It can be saved between epochs, and goes on there with the same data.
     """
@@ -131,8 +132,10 @@ class ModelFit:
         most_updates: int | None = None,
         patience: int = 5,
         patience_updates: int = 200,
+        standardise_targets: bool = False,
     ) -> None:
         self._dynamics, self.rng = dynamics, rng
+        self._standardise_targets = standardise_targets
         self._batch_size, self._ratio = batch_size, holdout_ratio
         self._patience, self._patience_updates = patience, patience_updates
         self.active, self.cut_short = False, False
@@ -152,11 +155,11 @@ class ModelFit:
         rewards = torch.as_tensor(data["rewards"], dtype=torch.float32, device=device)
         targets = torch.cat([deltas, rewards[:, None]], 1)
         if not self.active:
-            self._begin(obs, actions)
+            self._begin(obs, actions, targets)
         while self.active:
             yield self._one_epoch(obs, actions, targets)
 
-    def _begin(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
+    def _begin(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> None:
         n, members, rng = len(obs), self._dynamics.model.num_ensembles, self.rng.generator
         order = rng.permutation(n)
         held = min(max(int(self._ratio * n), 1), self.MOST_HOLDOUT, n - 1) if self._ratio > 0 else 0
@@ -165,6 +168,8 @@ class ModelFit:
         self.rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
         used = torch.from_numpy(train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
+        if self._standardise_targets:
+            self._dynamics.model.standardise_targets(targets[used])
         self.errors, self.likelihoods = np.full(members, np.inf), np.full(members, np.inf)
         self.least_errors, self.least_likelihood = np.full(members, np.inf), math.inf
         self.snapshot = self._dynamics.optimizer.flat.clone()

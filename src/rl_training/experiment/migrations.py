@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 __all__ = ["FORMAT", "STEPS", "upgrade"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 def _terminations_move_to_the_agent(tree: dict[str, Any]) -> None:
@@ -17,8 +19,25 @@ def _terminations_move_to_the_agent(tree: dict[str, Any]) -> None:
         tree["algorithm_state"]["terminations"] = buffers.pop("ends", None) if isinstance(buffers, dict) else None
 
 
+def _ensembles_know_the_units_of_their_targets(tree: dict[str, Any]) -> None:
+    """Format 2 had ensembles whose outputs are in the data's units; PETS planned with other sizes by default."""
+    config, state = tree["config"], tree["algorithm_state"]
+    if config.get("algo") in ("pets", "mbpo", "mopo"):
+        model = state.get("dynamics", state)["model"]
+        if "min_logvar" in model:  # not a network of the user's own
+            outputs = len(model["min_logvar"])
+            model |= {"target_mean": torch.zeros(outputs), "target_scale": torch.ones(outputs)}
+    if config.get("algo") == "pets":
+        sizes = {"candidates": 200, "topk": 20, "iterations": 4, "particles": 10}
+        before = {"standardise_targets": False, **{f"planning_{name}": size for name, size in sizes.items()}}
+        config["algo_kwargs"] = {**before, **(config.get("algo_kwargs") or {})}
+
+
 # from each format to the next
-STEPS: dict[int, Callable[[dict[str, Any]], None]] = {1: _terminations_move_to_the_agent}
+STEPS: dict[int, Callable[[dict[str, Any]], None]] = {
+    1: _terminations_move_to_the_agent,
+    2: _ensembles_know_the_units_of_their_targets,
+}
 
 
 def upgrade(tree: dict[str, Any], number: int) -> None:

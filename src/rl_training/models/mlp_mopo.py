@@ -50,14 +50,17 @@ def clamped_std(logvars: torch.Tensor, low: torch.Tensor, high: torch.Tensor) ->
 class MLPMOPOEnsembleModel(nn.Module):
     """Every member maps (obs, action) to a Gaussian over (next_obs - obs, reward).
 
-    Inputs are standardised by statistics of the data (``standardise``); targets are in the data's own units. Bounds of
-    the log-variances are learned. ``elites`` are the members that rollouts use.
+    Inputs are standardised by statistics of the data (``standardise``), and so are the network's outputs if
+    ``standardise_targets`` is called; predictions are always in the data's own units. Bounds of the log-variances are
+    learned. ``elites`` are the members that rollouts use.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("predict_distribution",)  # by ``draw``
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor
+    target_mean: torch.Tensor
+    target_scale: torch.Tensor
     elites: torch.Tensor
 
     def __init__(
@@ -78,6 +81,8 @@ class MLPMOPOEnsembleModel(nn.Module):
         self.min_logvar = nn.Parameter(torch.full((outputs,), -10.0))
         self.register_buffer("input_mean", torch.zeros(obs_dim + action_dim))
         self.register_buffer("input_scale", torch.ones(obs_dim + action_dim))
+        self.register_buffer("target_mean", torch.zeros(outputs))
+        self.register_buffer("target_scale", torch.ones(outputs))
         self.register_buffer("elites", torch.arange(num_elites or num_ensembles))
 
     def standardise(self, inputs: torch.Tensor) -> None:
@@ -85,6 +90,13 @@ class MLPMOPOEnsembleModel(nn.Module):
         std = inputs.double().std(0, correction=0)
         self.input_mean.copy_(inputs.double().mean(0))
         self.input_scale.copy_(torch.where(std < 1e-12, 1.0, 1 / std))
+
+    def standardise_targets(self, targets: torch.Tensor) -> None:
+        """Take mean and deviation of the targets (B, D + 1) as the network's units, so that a step of the optimizer
+        means as much to a small quantity as to a large one."""
+        std = targets.double().std(0, correction=0)
+        self.target_mean.copy_(targets.double().mean(0))
+        self.target_scale.copy_(torch.where(std < 1e-6, 1.0, std))
 
     def predict_distribution(
         self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None
@@ -94,7 +106,8 @@ class MLPMOPOEnsembleModel(nn.Module):
         With ``members`` (M,), of those alone: M instead of E.
         """
         means, logvars = self.net(self._standardised(obs, actions), members).chunk(2, -1)
-        return means, soft_clamp(logvars, self.min_logvar, self.max_logvar)
+        logvars = soft_clamp(logvars, self.min_logvar, self.max_logvar) + 2 * self.target_scale.log()
+        return means * self.target_scale + self.target_mean, logvars
 
     @torch.no_grad()
     def draw(self, obs: torch.Tensor, actions: torch.Tensor, members: torch.Tensor | None = None) -> torch.Tensor:
@@ -108,7 +121,8 @@ class MLPMOPOEnsembleModel(nn.Module):
                 obs, actions = (x.expand(each, *x.shape) for x in (obs, actions))
             return sample_from_rows(self, obs, actions, members)
         means, logvars = self.net.infer(self._standardised(obs, actions), members).chunk(2, -1)
-        return torch.randn_like(means).mul_(clamped_std(logvars, self.min_logvar, self.max_logvar)).add_(means)
+        drawn = torch.randn_like(means).mul_(clamped_std(logvars, self.min_logvar, self.max_logvar)).add_(means)
+        return drawn.mul_(self.target_scale).add_(self.target_mean)
 
     def _standardised(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         return (torch.cat([obs, actions], -1) - self.input_mean) * self.input_scale

@@ -37,6 +37,9 @@ class PETSOptions(ModelOptions, ReplayOptions):
     learning_starts: int = opt(200, "environment steps before the first fit", ge=0)
     initial_random_steps: int = opt(200, "environment steps with uniformly random actions", ge=0)
     train_frequency: int = opt(200, "environment steps between fits", ge=1)
+    standardise_targets: bool = opt(
+        True, "the model's outputs are in units of the targets' deviations, as its inputs are"
+    )
     model_updates_per_step: float | None = opt(
         None,
         "gradient steps of a fit for each step between fits; null: five passes over the data, at least 1,000",
@@ -46,10 +49,10 @@ class PETSOptions(ModelOptions, ReplayOptions):
     planning_horizon: int = opt(
         20, "actions of a plan; by task: 20 where episodes are known never to terminate, else 40", ge=1
     )
-    planning_candidates: int = opt(200, "plans that are tried in each iteration", ge=2)
-    planning_topk: int = opt(20, "of which the best so many shape the next iteration", ge=1)
-    planning_iterations: int = opt(4, "iterations for each action", ge=1)
-    planning_particles: int = opt(10, "particles for each plan; rounded up to as many for every member", ge=1)
+    planning_candidates: int = opt(100, "plans that are tried in each iteration", ge=2)
+    planning_topk: int = opt(10, "of which the best so many shape the next iteration", ge=1)
+    planning_iterations: int = opt(8, "iterations for each action", ge=1)
+    planning_particles: int = opt(5, "particles for each plan; rounded up to as many for every member", ge=1)
     planning_alpha: float = opt(0.1, "how much of the search's mean and variance stays in an iteration", ge=0, le=1)
     propagation: Literal["tsinf", "ts1"] = opt(
         "tsinf", "particles keep their member for a plan, or change it every step"
@@ -85,7 +88,13 @@ class PETSLoop(OffPolicyLoop):
         if run.config.num_envs > 1:
             raise ConfigError([(("num_envs",), "pets plans for one environment at a time; set it to 1")])
         super().__init__(run, agent, cfg)
-        self.fit = ModelFit(self.agent, run.rng("model fit"), batch_size=cfg.batch_size, holdout_ratio=0.0)
+        self.fit = ModelFit(
+            self.agent,
+            run.rng("model fit"),
+            batch_size=cfg.batch_size,
+            holdout_ratio=0.0,
+            standardise_targets=cfg.standardise_targets,
+        )
 
     def updates_of_a_fit(self, rows: int) -> int:
         """How many gradient steps a fit to so many transitions takes."""

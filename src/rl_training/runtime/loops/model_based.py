@@ -42,6 +42,9 @@ class ModelOptions(Options):
     model_hidden_sizes: Sizes = opt((200, 200, 200, 200), "widths of the model's hidden layers")
     num_ensembles: int = opt(7, "members of the ensemble", ge=1)
     model_learning_rate: float = opt(1e-3, "step size of Adam, for the model", gt=0)
+    standardise_targets: bool = opt(
+        False, "the model's outputs are in units of the targets' deviations, as its inputs are"
+    )
 
     def model(self, plan: Blueprint, elites: int | None = None) -> Any:
         """The ensemble, of the task's sizes; ``elites``: how many members rollouts use (None: all)."""
@@ -101,6 +104,7 @@ def make_fit(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> Model
         patience_updates=cfg.model_patience_updates,
         holdout_ratio=cfg.model_holdout_ratio,
         most_updates=cfg.model_updates,
+        standardise_targets=cfg.standardise_targets,
     )
 
 
