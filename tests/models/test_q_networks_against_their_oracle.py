@@ -28,7 +28,7 @@ def test_outputs_and_their_gradients(kind, observations, dueling, noisy):
     shape, draw = OBSERVATIONS[observations]
     sizes = {} if kind is MLPQNetwork else {"num_quantiles": ATOMS}
     network, obs = kind(**shape, action_dim=ACTIONS, dueling=dueling, noisy=noisy, **sizes), draw()
-    form = {"dueling": dueling, "noisy": noisy}
+    form = {"dueling": dueling, "noisy": q_networks.torchs if noisy else None}
     taus = torch.rand(5, ATOMS)
     torch.manual_seed(1)
     if kind in (MLPQNetwork, MLPQRQNetwork):
@@ -52,7 +52,7 @@ def test_outputs_and_their_gradients(kind, observations, dueling, noisy):
 
 def mean_of_quantiles(network, obs, taus, mass):
     weights = dict(network.named_parameters())
-    values = q_networks.quantiles(weights, obs, taus, ACTIONS, dueling=False, noisy=False)
+    values = q_networks.quantiles(weights, obs, taus, ACTIONS, dueling=False, noisy=None)
     return (values * mass[:, None]).sum(-1)
 
 
@@ -70,8 +70,8 @@ def test_action_values_are_means_of_quantiles_by_their_mass(rows):
         mass = torch.softmax(proposing.fraction_head(proposing.encode(obs)), 1)
         upper = torch.stack([mass[:, : i + 1].sum(1) for i in range(ATOMS)], 1)
         cases = [
-            (ActionValues(q), q, q_networks.q_values(dict(q.named_parameters()), obs, ACTIONS, dueling=False, noisy=False)[..., 0]),
-            (QuantileMeans(qr, ATOMS), qr, q_networks.q_values(dict(qr.named_parameters()), obs, ACTIONS, dueling=False, noisy=False).mean(-1)),
+            (ActionValues(q), q, q_networks.q_values(dict(q.named_parameters()), obs, ACTIONS, dueling=False, noisy=None)[..., 0]),
+            (QuantileMeans(qr, ATOMS), qr, q_networks.q_values(dict(qr.named_parameters()), obs, ACTIONS, dueling=False, noisy=None).mean(-1)),
             (FractionQuantileMeans(implicit, 5), implicit, mean_of_quantiles(implicit, obs, midpoints, torch.full((rows, 5), 0.2))),
             (ProposedQuantileMeans(proposing), proposing, mean_of_quantiles(proposing, obs, upper - mass / 2, mass)),
         ]  # fmt: skip
