@@ -1,4 +1,4 @@
-"""DQN, QR-DQN, IQN, FQF and CQL for choices: whole updates equal those of `tests/oracles`, to the rounding of float64."""
+"""DQN, QR-DQN, IQN, FQF and CQL for choices: whole updates equal those of their oracles, to the rounding of float64."""
 
 import copy
 
@@ -143,9 +143,7 @@ def test_pictures_pass_through_the_convolutions(kind):
     assert_updates_agree(ours, theirs, pictures, tolerance=FLOAT32)
 
 
-@pytest.mark.parametrize(
-    ("kind", "architecture"), [("dqn", "dueling and noisy"), ("iqn", "plain"), ("fqf", "dueling")]
-)
+@pytest.mark.parametrize(("kind", "architecture"), [("dqn", "dueling and noisy"), ("iqn", "plain"), ("fqf", "dueling")])
 def test_compiled_updates_are_the_oracles_too(kind, architecture):
     torch.set_default_dtype(torch.float32)  # as in every run; a larger epsilon of Adam does not magnify rounding
     learner, oracle = pair(kind, NETWORKS[architecture], double_q=True, max_grad_norm=0.5, adam_epsilon=1e-2)

@@ -1,4 +1,4 @@
-"""The smallest tasks that tell a value learner from one with a wrong sign: a bandit with a better arm, and a reward that lies further away."""
+"""The smallest tasks on which a value learner with a wrong sign fails: a bandit, and a larger reward further away."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""The networks of DQN, QR-DQN, IQN and FQF compute what their papers say: values, gradients, noise, and the greedy action."""
+"""The networks of DQN, QR-DQN, IQN and FQF compute what their papers say: values, gradients, noise, greedy actions."""
 
 import numpy as np
 import pytest
@@ -50,6 +50,10 @@ def test_outputs_and_their_gradients(kind, observations, dueling, noisy):
         torch.testing.assert_close(gradient, known, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def outputs(network, obs):
+    return q_networks.q_values(dict(network.named_parameters()), obs, ACTIONS, dueling=False, noisy=None)
+
+
 def mean_of_quantiles(network, obs, taus, mass):
     weights = dict(network.named_parameters())
     values = q_networks.quantiles(weights, obs, taus, ACTIONS, dueling=False, noisy=None)
@@ -60,7 +64,7 @@ def mean_of_quantiles(network, obs, taus, mass):
 def test_action_values_are_means_of_quantiles_by_their_mass(rows):
     obs = torch.randn(rows, 3)
     shape = {"obs_dim": 3, "action_dim": ACTIONS, "hidden_sizes": (8, 6)}
-    midpoints = torch.tensor([[(i + 0.5) / 5 for i in range(5)]] * rows)
+    midpoints, equal = torch.tensor([[(i + 0.5) / 5 for i in range(5)]] * rows), torch.full((rows, 5), 0.2)
     q, qr, implicit, proposing = (
         MLPQNetwork(**shape), MLPQRQNetwork(**shape, num_quantiles=ATOMS), MLPIQNetwork(**shape),
         MLPFQFNetwork(**shape, num_quantiles=ATOMS),
@@ -70,9 +74,9 @@ def test_action_values_are_means_of_quantiles_by_their_mass(rows):
         mass = torch.softmax(proposing.fraction_head(proposing.encode(obs)), 1)
         upper = torch.stack([mass[:, : i + 1].sum(1) for i in range(ATOMS)], 1)
         cases = [
-            (ActionValues(q), q, q_networks.q_values(dict(q.named_parameters()), obs, ACTIONS, dueling=False, noisy=None)[..., 0]),
-            (QuantileMeans(qr, ATOMS), qr, q_networks.q_values(dict(qr.named_parameters()), obs, ACTIONS, dueling=False, noisy=None).mean(-1)),
-            (FractionQuantileMeans(implicit, 5), implicit, mean_of_quantiles(implicit, obs, midpoints, torch.full((rows, 5), 0.2))),
+            (ActionValues(q), q, outputs(q, obs)[..., 0]),
+            (QuantileMeans(qr, ATOMS), qr, outputs(qr, obs).mean(-1)),
+            (FractionQuantileMeans(implicit, 5), implicit, mean_of_quantiles(implicit, obs, midpoints, equal)),
             (ProposedQuantileMeans(proposing), proposing, mean_of_quantiles(proposing, obs, upper - mass / 2, mass)),
         ]  # fmt: skip
         for values, network, expected in cases:

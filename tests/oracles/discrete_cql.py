@@ -1,4 +1,4 @@
-"""Conservative Q-learning (Kumar et al., 2020) for choices: double DQN, and α times the mean of log Σ exp Q(s, ·) - Q(s, a)."""
+"""Conservative Q-learning (Kumar et al., 2020) for choices: DQN and α times the mean of log Σ exp Q(s, ·) - Q(s, a)."""
 
 from __future__ import annotations
 

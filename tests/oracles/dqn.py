@@ -1,6 +1,7 @@
-"""Deep Q-learning (Mnih et al., 2015), double (van Hasselt et al., 2016), row by row; the other value-based oracles differ in `regression`.
+"""Deep Q-learning (Mnih et al., 2015), double (van Hasselt et al., 2016), row by row.
 
-Random numbers (noisy layers, IQN's fractions) come from torch's generator: seed it alike before both updates, which draw in the same order.
+The other value-based oracles differ in ``regression``. Random numbers (noisy layers, IQN's fractions) come from torch's
+generator: seed it alike before both updates, which draw in the same order.
 """
 
 from __future__ import annotations

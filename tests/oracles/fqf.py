@@ -1,6 +1,7 @@
-"""Fully parameterized quantile function (Yang et al., 2019): quantile regression at the midpoints of proposed fractions.
+"""Fully parameterized quantile function (Yang et al., 2019): quantiles at the midpoints of proposed fractions.
 
-The fractions follow Proposition 1, ∂W1/∂τ_i = 2 F⁻¹(τ_i) - F⁻¹(τ̂_i) - F⁻¹(τ̂_{i-1}), which is given to autograd as the gradient of τ_i.
+The fractions follow Proposition 1, ∂W1/∂τ_i = 2 F⁻¹(τ_i) - F⁻¹(τ̂_i) - F⁻¹(τ̂_{i-1}), which autograd is given as the
+gradient of τ_i.
 """
 
 from __future__ import annotations

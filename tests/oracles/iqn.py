@@ -1,6 +1,6 @@
 """Implicit quantile networks (Dabney, Ostrovski, Silver & Munos, 2018): N = N' random fractions, actions by K.
 
-The draws, in this order: fractions τ (B, N) of the prediction, τ' (B, N) of the target, and without double τ̃ (B, K) of the choice.
+The draws, in this order: τ (B, N) of the prediction, τ' (B, N) of the target and, without double, K of the choice.
 """
 
 from __future__ import annotations

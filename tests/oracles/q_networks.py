@@ -1,6 +1,7 @@
-"""The networks of the value-based family from their weights: layer by layer, one action and one fraction after the other.
+"""The networks of the value-based family from their weights, layer by layer.
 
-Noisy layers draw ε_in, then ε_out, when they are passed (Fortunato et al., 2018): from torch's generator, seeded alike, or fed in.
+Noisy layers (Fortunato et al., 2018) draw ε_in, then ε_out, when they are passed: from torch's generator, seeded alike,
+or fed in.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 Weights = dict[str, torch.Tensor]
-Noise = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]] | None  # (inputs, outputs) to ε_in and ε_out; None: no noise
+Noise = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]] | None  # inputs, outputs to ε_in, ε_out; None: none
 
 
 def torchs(inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +53,10 @@ def convolved(weights: Weights, name: str, obs: torch.Tensor) -> torch.Tensor:
 def head(
     weights: Weights, name: str, x: torch.Tensor, actions: int, *, dueling: bool, noisy: Noise
 ) -> list[torch.Tensor]:
-    """For each action its outputs (..., atoms); dueling (Wang et al., 2016): V + A_a - the mean of A over actions, A drawn first."""
+    """For each action its outputs (..., atoms); dueling (Wang et al., 2016): V + A_a - the mean of A over actions.
+
+    Of noisy layers, those of A draw first.
+    """
     if not dueling:
         return list(perceptron(weights, name, x, noisy=noisy, last=False).chunk(actions, -1))
     advantages = perceptron(weights, f"{name}.advantage", x, noisy=noisy, last=False).chunk(actions, -1)
@@ -76,7 +80,7 @@ def q_values(weights: Weights, obs: torch.Tensor, actions: int, *, dueling: bool
 def quantiles(
     weights: Weights, obs: torch.Tensor, taus: torch.Tensor, actions: int, *, dueling: bool, noisy: Noise
 ) -> torch.Tensor:
-    """Quantiles (B, A, N) of the networks of IQN and FQF: ψ(s) ⊙ φ(τ), φ_j(τ) = ReLU(Σ_i cos(π i τ) w_ij + b_j), i from 0."""
+    """Quantiles (B, A, N) of IQN and FQF: a head of ψ(s) ⊙ φ(τ), φ_j(τ) = ReLU(Σ_i cos(π i τ) w_ij + b_j), i from 0."""
     features = encoded(weights, "encoder", obs, noisy)
     count = weights["embedding.0.weight"].shape[1]
     cosines = torch.stack([torch.cos(torch.pi * i * taus) for i in range(count)], -1)

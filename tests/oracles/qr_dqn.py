@@ -1,4 +1,4 @@
-"""Quantile regression DQN (Dabney, Rowland, Bellemare & Munos, 2018), one pair of quantile and target after the other."""
+"""Quantile regression DQN (Dabney, Rowland, Bellemare & Munos, 2018), one pair of quantile and target at a time."""
 
 from __future__ import annotations
 

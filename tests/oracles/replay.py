@@ -1,4 +1,4 @@
-"""A replay memory of dicts in a list: windows over several steps (Sutton, 1988), and priorities (Schaul et al., 2016)."""
+"""A replay memory of dicts in a list: windows over several steps, and priorities (Schaul et al., 2016)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def windows(steps: list[Row], n: int, gamma: float) -> list[Row]:
-    """What one environment's first steps make: a row for each step, over up to ``n`` of them and never beyond the end of its episode.
+    """What one environment's first steps make: a row for each, over up to ``n`` of them within its episode.
 
     A row is there once its last step is; ``at`` is that step's number.
     """
@@ -58,7 +58,8 @@ class Memory:
         columns = {name: np.stack([self.places[i][name] for i in drawn]) for name in names}
         if weights is not None:
             columns["weights"] = weights / weights.max()
-        return {name: torch.from_numpy(c if name == "actions" else c.astype("f4")) for name, c in columns.items()}
+        kept = {name: c if c.dtype.kind in "iu" else c.astype("f4") for name, c in columns.items()}
+        return {name: torch.from_numpy(column) for name, column in kept.items()}
 
     def learned(self, td_errors: torch.Tensor) -> None:
         for place, error in zip(self.drawn, td_errors.abs().double().numpy() + 1e-6):

@@ -1,4 +1,4 @@
-"""What the comparisons of the value-based family with their oracles share: batches, learners, and whole updates of both."""
+"""What comparisons of the value-based family with their oracles share: batches, options, and updates of both."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def assert_updates_agree(
     learner: Any, oracle: Any, batches: list[dict[str, torch.Tensor]], *, rates: tuple[float, ...] = (),
     tolerance: float = FLOAT64,
 ) -> None:  # fmt: skip
-    """Every parameter of both networks, the errors and the metrics after each of some updates; ``rates`` scale the learning rates."""
+    """Every parameter of both networks, the errors and the metrics after each of some updates; ``rates`` scale the
+    learning rates."""
     before, base = copy.deepcopy(oracle.network.state_dict()), {}
     optimizers = [o for o in (oracle.optimizer, getattr(oracle, "fraction_optimizer", None)) if o is not None]
     for number, rows in enumerate(batches):

@@ -1,4 +1,4 @@
-"""The loop of the value-based family against a plain one, step by step: what is stored, drawn, learned and copied, and when.
+"""The loop of the value-based family against a plain one: what is stored, drawn, learned and copied, and when.
 
 Environments whose every reward, end, cut and reset is written down; the same random streams in both.
 """
@@ -53,7 +53,18 @@ class Scripted(gym.Env):
         return self._obs(), reward, over and how != "cut", over and how != "end", {}
 
 
-NETWORK = {"obs_dim": 3, "action_dim": ACTIONS, "hidden_sizes": (8, 6)}
+class Pictured(Scripted):
+    """The same as a picture: a bright square for each of the three numbers, on a floor."""
+
+    observation_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+    def _obs(self):
+        picture = np.full((1, 36, 36), 20, np.uint8)
+        for k, number in enumerate((self.script, self.t, self.action + 1)):
+            picture[0, 12 * k : 12 * k + 12, : 6 * number] = 250 - 70 * k
+        return picture
+
+
 OPTIONS = {
     "hidden_sizes": [8, 6], "batch_size": 6, "buffer_capacity": 200, "learning_starts": 11, "train_frequency": 2,
     "target_update_interval": 5, "learning_rate": 0.01, "gamma": 0.8, "eval_interval": 0,
@@ -62,7 +73,9 @@ OPTIONS = {
 FAMILY = {
     "dqn": (dqn.DQN, MLPQNetwork, {}, {}),
     "qr_dqn": (qr_dqn.QRDQN, MLPQRQNetwork, {"num_quantiles": 4}, {"kappa": 0.5}),
-    "iqn": (iqn.IQN, MLPIQNetwork, {"num_quantiles": 4, "embedding_dim": 5}, {"action_samples": 3, "stratified": False}),
+    "iqn": (
+        iqn.IQN, MLPIQNetwork, {"num_quantiles": 4, "embedding_dim": 5}, {"action_samples": 3, "stratified": False},
+    ),
     "fqf": (
         fqf.FQF, MLPFQFNetwork, {"num_quantiles": 4, "embedding_dim": 5},
         {"fraction_learning_rate": 0.02, "entropy_coef": 0.01, "fraction_scaling": "range", "train_at_fractions": True},
@@ -88,7 +101,8 @@ def linear(start, end, progress):
 class Plain:
     """The run as a script: every environment, row, draw and update in plain sight."""
 
-    def __init__(self, algo, network, num_envs, changes):
+    def __init__(self, algo, network, num_envs, changes, env=Scripted):
+        self.env = env
         oracle, _, sizes, own = FAMILY[algo]
         self.o = {**OPTIONS, "initial_random_steps": 0, "gradient_updates_per_step": 1, "n_step": 1, **changes}
         o = self.o
@@ -139,7 +153,7 @@ class Plain:
         return np.array([self.exploration.integers(ACTIONS) if u < epsilon else a for u, a in zip(uniform, best)])
 
     def run(self, total=TOTAL):
-        o, envs = self.o, [Scripted() for _ in range(self.n)]
+        o, envs = self.o, [self.env() for _ in range(self.n)]
         begun = [0] * self.n
         obs = [env.reset(seed=episode_seed(SEED, i, 0))[0] for i, env in enumerate(envs)]
         lived = [[] for _ in envs]  # every step of each environment
@@ -150,9 +164,9 @@ class Plain:
             actions = self.actions(np.stack(obs), step)
             for i, env in enumerate(envs):
                 next_obs, reward, terminated, truncated, _ = env.step(int(actions[i]))
-                reward = np.float32(reward) * o.get("reward_scale", 1.0)
                 clip = o.get("reward_clip", np.inf)
-                row = {"obs": obs[i], "actions": actions[i], "rewards": min(max(reward, -clip), clip), "next_obs": next_obs}
+                paid = min(max(np.float32(reward) * o.get("reward_scale", 1.0), -clip), clip)
+                row = {"obs": obs[i], "actions": actions[i], "rewards": paid, "next_obs": next_obs}
                 lived[i].append({**row, "dones": terminated, "truncations": truncated and not terminated, "at": step})
                 obs[i] = next_obs
                 if terminated or truncated:
@@ -180,8 +194,8 @@ class Plain:
         if o.get("learning_rate_schedule") == "linear":
             for optimizer in (self.learner.optimizer, getattr(self.learner, "fraction_optimizer", None)):
                 if optimizer is not None:
-                    group = optimizer.param_groups[0]
-                    group["lr"] = group.setdefault("initial_lr", group["lr"]) * linear(1, 0, (step - self.n) / (TOTAL - 1))
+                    group, scale = optimizer.param_groups[0], linear(1, 0, (step - self.n) / (TOTAL - 1))
+                    group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
         self.metrics = self.learner.update(batch)
         self.updates_at.append(step)
         if self.memory.alpha is not None:
@@ -192,12 +206,14 @@ CASES = {
     "defaults": ("dqn", 1, {}),
     "not double": ("dqn", 1, {"double": False}),
     "two environments": ("dqn", 2, {"train_frequency": 3, "gradient_updates_per_step": 2}),
-    "five environments, four updates a step": ("dqn", 5, {"train_frequency": 1, "gradient_updates_per_step": 1, "learning_starts": 0}),
+    "five environments, an update for each": ("dqn", 5, {"train_frequency": 1, "learning_starts": 0}),
     "a small ring": ("dqn", 2, {"buffer_capacity": 17}),
     "three steps": ("dqn", 1, {"n_step": 3}),
     "four steps of two environments in a small ring": ("dqn", 2, {"n_step": 4, "buffer_capacity": 17}),
     "prioritized": ("dqn", 1, {"prioritized": True}),
-    "prioritized, other exponents, a small ring": ("dqn", 2, {"prioritized": True, "priority_alpha": 0.9, "priority_beta": 0.2, "buffer_capacity": 17}),
+    "prioritized, other exponents, a small ring": (
+        "dqn", 2, {"prioritized": True, "priority_alpha": 0.9, "priority_beta": 0.2, "buffer_capacity": 17},
+    ),
     "prioritized, three steps": ("dqn", 2, {"prioritized": True, "n_step": 3}),
     "dueling": ("dqn", 1, {"dueling": True}),
     "noisy": ("dqn", 1, {"noisy": True}),
@@ -216,7 +232,7 @@ CASES = {
 }  # fmt: skip
 
 
-def trained(tiny, algo, num_envs, changes, stops=()):
+def trained(tiny, algo, num_envs, changes, stops=(), env=Scripted):
     """The end of a run, the oracle's copy of its first network, and the state of torch's generator then."""
     changes = dict(changes)
     reward = {name[7:]: changes.pop(name) for name in ("reward_scale", "reward_clip") if name in changes}
@@ -231,13 +247,14 @@ def trained(tiny, algo, num_envs, changes, stops=()):
         return made
 
     config = tiny(
-        algo, total_timesteps=TOTAL, num_envs=num_envs, seed=SEED, env_kwargs={"wrappers": {"reward": reward}} if reward else {},
+        algo, total_timesteps=TOTAL, num_envs=num_envs, seed=SEED,
+        env_kwargs={"wrappers": {"reward": reward}} if reward else {},
         algo_kwargs={**OPTIONS, **sizes, **own, **changes},
     )  # fmt: skip
-    result = get_algorithm_spec(algo).train(config, env=Scripted, network=network, callbacks=[StopAt(*stops[:1])])
+    result = get_algorithm_spec(algo).train(config, env=env, network=network, callbacks=[StopAt(*stops[:1])])
     for number, _ in enumerate(stops, 1):
         later = [StopAt(*stops[number : number + 1])]
-        result = resume_training(result.run_dir, env=Scripted, network=network, callbacks=later)
+        result = resume_training(result.run_dir, env=env, network=network, callbacks=later)
     return result, *first[0]
 
 
@@ -252,6 +269,13 @@ def stored(state, n_step, prioritized):
     return {name: packed[:, a:b] for name, a, b in zip(widths, edges, edges[1:])}
 
 
+def assert_same_networks(state, plain):
+    for name, theirs in (("q_network", plain.learner.network), ("target_network", plain.learner.target)):
+        ours = copy.deepcopy(theirs)
+        ours.load_state_dict(state.algorithm_state[name])
+        assert_same_parameters(ours, theirs, tolerance=2e-4, name=name)
+
+
 def assert_same_run(result, plain):
     state = load_checkpoint(result.checkpoint_path)
     saved, o = state.buffer_state["replay"], plain.o
@@ -262,10 +286,7 @@ def assert_same_run(result, plain):
             expected = np.stack([np.atleast_1d(row[name]) for row in plain.memory.places]).astype(np.float32)
             np.testing.assert_allclose(rows[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
     assert state.trainer_state["update_count"] == len(plain.updates_at) == state.algorithm_state["updates"]
-    for name, theirs in (("q_network", plain.learner.network), ("target_network", plain.learner.target)):
-        ours = copy.deepcopy(theirs)
-        ours.load_state_dict(state.algorithm_state[name])
-        assert_same_parameters(ours, theirs, tolerance=2e-4, name=name)
+    assert_same_networks(state, plain)
     if plain.memory.alpha is not None:
         known = plain.memory.priorities[: len(plain.memory.places)] ** plain.memory.alpha
         np.testing.assert_allclose(saved["weights"].numpy(), known, rtol=1e-3, atol=1e-5)
@@ -288,3 +309,43 @@ def test_a_run_that_was_stopped_twice_is_still_its_script(tiny, case):
     result, network, generator = trained(tiny, algo, num_envs, changes, stops=(31, 64))
     torch.set_rng_state(generator)
     assert_same_run(result, Plain(algo, network, num_envs, changes).run())
+
+
+def test_a_run_on_pictures_is_its_script(tiny):
+    """Windows over several steps, priorities and a small ring, with every frame stored once."""
+    changes = {"n_step": 3, "prioritized": True, "buffer_capacity": 23, "learning_starts": 30, "train_frequency": 6}
+    result, network, _ = trained(tiny, "dqn", 2, changes, env=Pictured)
+    plain = Plain("dqn", network, 2, changes, env=Pictured).run()
+    assert_same_networks(load_checkpoint(result.checkpoint_path), plain)
+    assert result.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
+
+
+class Drifting(Scripted):
+    """Plays a script that no seed brings back."""
+
+    begun = 0
+
+    def reset(self, *, seed=None, options=None):
+        Drifting.begun += 1
+        obs, info = super().reset(seed=1, options=options)
+        return obs + np.float32(Drifting.begun), info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.float32(Drifting.begun), *rest
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_episode_that_a_resumed_run_cannot_rebuild_is_cut_where_it_was_saved(tiny, n_step):
+    """Step 34 is the fourth of an episode of six: the windows that are open then, or the last row, end there."""
+    with pytest.warns(UserWarning, match="cannot be rebuilt"):
+        result, *_ = trained(tiny, "dqn", 1, {"n_step": n_step, "train_frequency": 1}, stops=(34,), env=Drifting)
+    rows = stored(load_checkpoint(result.checkpoint_path).buffer_state["replay"], n_step, False)
+    t = 3 * (rows["next_obs"][:, 1] - rows["next_obs"][:, 0] + 0.25)  # of the observation that a row ends with
+    lost = list(range(34 - max(1, n_step - 1), 34))
+    cut = rows["truncations"][:, 0] == 1
+    assert t[lost] == pytest.approx(4, abs=1e-4) and cut[lost].all() and not rows["dones"].any()
+    assert t[np.setdiff1d(cut.nonzero()[0], lost)] == pytest.approx(6, abs=1e-4)
+    assert (t[~cut] < 5.5).all() and np.allclose(t[34], 1 if n_step == 1 else 3, atol=1e-4)  # and a new episode began
+    if n_step > 1:
+        assert rows["discounts"][lost, 0] == pytest.approx([0.8**2, 0.8])
