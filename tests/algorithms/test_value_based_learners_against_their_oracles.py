@@ -143,6 +143,38 @@ def test_pictures_pass_through_the_convolutions(kind):
     assert_updates_agree(ours, theirs, pictures, tolerance=FLOAT32)
 
 
+class Contrary(MLPFQFNetwork):
+    """Prefers the action with the lowest mean."""
+
+    def values(self, obs):
+        return -super().values(obs)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_the_next_action_is_chosen_by_the_networks_own_values(double):
+    torch.manual_seed(0)
+    learner = FQF(q_network=scatter(Contrary(**SHAPE, **EMBEDDED)), **OPTIONS, **FAMILY["fqf"][4], double_q=double)
+    scatter(learner.target_network)
+    next_obs = torch.randn(40, 3)
+    with torch.no_grad():
+        values, mass = learner.next_return(next_obs)
+        target, choosing = learner.target_network, learner.q_network if double else learner.target_network
+        fractions = target.propose(target.encode(next_obs))
+        quantiles = target.quantiles(target.encode(next_obs), fractions.tau_hats)
+        best = choosing.values(next_obs).argmax(1)
+    assert torch.equal(values, quantiles[range(40), best]) and torch.equal(mass, fractions.probabilities)
+
+
+def test_returns_without_a_range_give_fractions_no_gradient():
+    learner, _ = pair("fqf")
+    with torch.no_grad():
+        for parameter in learner.q_network.head[-1].parameters():
+            parameter.zero_()
+    metrics = learner.update(batch(0), global_step=0).metrics
+    assert metrics["fraction_loss"] == 0 and metrics["fraction_entropy"] > 0
+    assert all(torch.isfinite(parameter).all() for parameter in learner.q_network.parameters())
+
+
 @pytest.mark.parametrize(("kind", "architecture"), [("dqn", "dueling and noisy"), ("iqn", "plain"), ("fqf", "dueling")])
 def test_compiled_updates_are_the_oracles_too(kind, architecture):
     torch.set_default_dtype(torch.float32)  # as in every run; a larger epsilon of Adam does not magnify rounding
