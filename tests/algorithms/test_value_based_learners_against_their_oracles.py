@@ -2,6 +2,7 @@
 
 import copy
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,11 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.envs.spaces import Spaces
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.runtime import cql_trainer
+from rl_training.runtime.spec import Blueprint
 
 QUANTILES = {"num_quantiles": 4}
 EMBEDDED = {**QUANTILES, "embedding_dim": 5}
@@ -141,6 +145,27 @@ def test_pictures_pass_through_the_convolutions(kind):
             name: torch.randint(256, (len(rows["obs"]), 1, 36, 36), dtype=torch.uint8) for name in ("obs", "next_obs")
         }
     assert_updates_agree(ours, theirs, pictures, tolerance=FLOAT32)
+
+
+class Three(gym.Env):
+    """Three numbers to observe and three choices."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+
+def test_cql_for_choices_gets_its_options_from_the_config():
+    torch.set_default_dtype(torch.float32)
+    given = {"learning_rate": 0.02, "gamma": 0.8, "target_update_interval": 2, "cql_alpha": 0.3}
+    plan = Blueprint(Spaces.of(Three()), torch.device("cpu"))
+    learner = cql_trainer.build(cql_trainer.CQLOptions(**given, hidden_sizes=[8, 6]), plan)
+    scatter(learner.target_network)
+    oracle = discrete_cql.DiscreteCQL(copy.deepcopy(learner.q_network), **given, double_q=True)
+    oracle.target.load_state_dict(learner.target_network.state_dict())
+    assert [p.shape[0] for name, p in learner.q_network.named_parameters() if name.endswith("weight")] == [8, 6, 3]
+    assert_updates_agree(learner, oracle, [batch(seed) for seed in range(3)], tolerance=FLOAT32)
+    normalised = cql_trainer.build(cql_trainer.CQLOptions(**given, normalize_observations=True), plan)
+    assert learner.normalizer is None and normalised.normalizer.clip == float("inf")
 
 
 class Contrary(MLPFQFNetwork):
