@@ -145,7 +145,7 @@ def returns_of(data):
 def test_rewards_are_scaled_to_a_range_of_returns_of_a_thousand(tmp_path):
     data, options = recorded(ROWS), {**STEPS, **OWN["iql"], "reward_scale": "returns"}
     spread = np.nanmax(returns_of(data)) - np.nanmin(returns_of(data))
-    result, watch = trained(tmp_path, "iql", data, options, ENV_KWARGS)
+    _, watch = trained(tmp_path, "iql", data, options, ENV_KWARGS)
     batches, _ = scripted(
         watch, ORACLES["iql"](watch.weights), {**data, "rewards": data["rewards"] * np.float32(1000 / spread)}, options
     )
