@@ -70,10 +70,22 @@ def fitted(learner: Learner) -> tuple[np.ndarray, np.ndarray]:
     return rows.mean(0), rows.std(0)
 
 
-def scaled(batch: dict[str, torch.Tensor], mean: np.ndarray, std: np.ndarray) -> dict[str, torch.Tensor]:
-    """The batch with observations as the papers normalise them."""
-    names = ("obs", "next_obs")
-    return {**batch, **{name: (batch[name] - torch.tensor(mean)) / torch.tensor(std + 1e-3) for name in names}}
+def far(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The batch with a row that lies tens of deviations from all others."""
+    away = torch.ones(len(batch["obs"]), 1)
+    away[0] = 50.0
+    return {**batch, "obs": away * batch["obs"], "next_obs": away * batch["next_obs"]}
+
+
+def scaled(
+    batch: dict[str, torch.Tensor], mean: np.ndarray, std: np.ndarray, clip: float = np.inf
+) -> dict[str, torch.Tensor]:
+    """The batch with normalised observations: offline as TD3+BC's authors do, online cut at ten deviations."""
+
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return ((x - torch.tensor(mean)) / torch.tensor(std + 1e-3)).clamp(-clip, clip)
+
+    return {**batch, "obs": scale(batch["obs"]), "next_obs": scale(batch["next_obs"])}
 
 
 def assert_learns_as(

@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from built_learners import DIM, ROWS, assert_learns_as, built, doubles, fitted, scaled
+from built_learners import DIM, ROWS, assert_learns_as, built, doubles, far, fitted, scaled
 from oracles.bc import BC as Reference
 
 POLICY = (("policy", "weights"),)
@@ -44,4 +44,4 @@ def test_observations_are_normalised(loss):
         learner = built("bc", loss=loss, normalize_observations=True)
         statistics = fitted(learner)
         oracle = Reference(learner.policy.state_dict(), learning_rate=0.01, kind=loss)
-        assert_learns_as(learner, oracle, networks=POLICY, seen=lambda batch: scaled(batch, *statistics))
+        assert_learns_as(learner, oracle, networks=POLICY, change=far, seen=lambda batch: scaled(batch, *statistics))

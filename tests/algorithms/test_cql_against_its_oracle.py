@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 import torch
 
-from built_learners import DIM, ROWS, assert_learns_as, built, doubles, fitted, scaled
+from built_learners import DIM, ROWS, assert_learns_as, built, doubles, far, fitted, scaled
 from oracles.cql import CQL as Reference
 from oracles.cql import DiscreteCQL as DiscreteReference
 from rl_training.algorithms.cql import CQL
@@ -47,7 +47,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them():
         learner = built("cql", **GIVEN, normalize_observations=True, bc_updates=2)
         statistics = fitted(learner)
         oracle = reference(learner, bc_updates=2)
-        assert_learns_as(learner, oracle, seen=lambda batch: scaled(batch, *statistics))
+        assert_learns_as(learner, oracle, change=far, seen=lambda batch: scaled(batch, *statistics))
 
 
 class OwnSampling(MLPSACModel):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from built_learners import assert_learns_as, built, doubles, fitted, scaled
+from built_learners import assert_learns_as, built, doubles, far, fitted, scaled
 from oracles.td3_bc import TD3BC as Reference
 
 GIVEN = {"learning_rate": 0.01, "gamma": 0.9, "tau": 0.1}
@@ -36,4 +36,4 @@ def test_observations_are_normalised_by_default_wherever_a_network_sees_them():
     with doubles():
         learner = built("td3_bc", **GIVEN)
         statistics = fitted(learner)
-        assert_learns_as(learner, reference(learner), seen=lambda batch: scaled(batch, *statistics))
+        assert_learns_as(learner, reference(learner), change=far, seen=lambda batch: scaled(batch, *statistics))
