@@ -94,6 +94,7 @@ def assert_learns_as(
     *,
     updates: int = 4,
     rows: int = ROWS,
+    gradient_steps: int = 1,
     change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     seen: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     networks: tuple[tuple[str, str], ...] = (("model", "weights"), ("target_model", "target")),
@@ -109,10 +110,11 @@ def assert_learns_as(
         before_update(number)
         batch = change(transitions(rows, seed=number))
         torch.manual_seed(number)
-        ours = learner.update({name: column.clone() for name, column in batch.items()}, global_step=number).metrics
+        result = learner.update({name: column.clone() for name, column in batch.items()}, global_step=number)
+        ours = result.metrics
         torch.manual_seed(number)
         theirs = {name: torch.as_tensor(value).detach() for name, value in oracle.update(seen(batch)).items()}
-        assert set(ours) == set(theirs)
+        assert set(ours) == set(theirs) and result.num_gradient_steps == gradient_steps
         assert_same_metrics(ours, theirs, tolerance=REPORTED if exact else 10 * FLOAT32)
     for name, own in networks:
         tolerance = FLOAT64 if exact else FLOAT32

@@ -44,6 +44,15 @@ def test_no_action_weighs_more_than_a_hundred_by_default():
         assert_learns_as(learner, oracle)
 
 
+def test_a_learner_made_by_hand_has_the_papers_values():
+    model = MLPIQLModel(obs_dim=OBS, action_dim=DIM, hidden_sizes=(8, 8))
+    learner = IQL(model=model, learning_rate=0.01, gamma=0.9, tau=0.1)
+    oracle = reference(learner, expectile=0.7)
+    learner.target_model.critics[-1].bias.data += 1.5  # weights on both sides of the largest
+    oracle.target["critics.4.bias"].data += 1.5
+    assert_learns_as(learner, oracle)
+
+
 def test_observations_are_normalised_wherever_a_network_sees_them():
     with doubles():
         learner = built("iql", **GIVEN, normalize_observations=True)
