@@ -41,12 +41,12 @@ class Spaced(gym.Env):
         self.action_space = actions if actions is not None else gym.spaces.Box(-2, 3, (DIM,), np.float32)
 
 
-def built(algo: str, actions: gym.Space | None = None, **options: Any) -> Learner:
-    """The learner that a config with these options gives."""
+def built(algo: str, actions: gym.Space | None = None, *, network: Any = None, **options: Any) -> Learner:
+    """The learner that a config with these options gives; perhaps with a network of one's own."""
     spec = get_algorithm_spec(algo)
     cfg = spec.options(TrainConfig(algo=algo, env_id="Pendulum-v1", algo_kwargs={**GIVEN, **options}))
     torch.manual_seed(0)
-    return spec.build(cfg, Blueprint(Spaces.of(Spaced(actions)), torch.device("cpu")))
+    return spec.build(cfg, Blueprint(Spaces.of(Spaced(actions)), torch.device("cpu"), network=network))
 
 
 def transitions(rows: int = ROWS, seed: int = 0) -> dict[str, torch.Tensor]:
