@@ -88,6 +88,13 @@ def scaled(
     return {**batch, "obs": scale(batch["obs"]), "next_obs": scale(batch["next_obs"])}
 
 
+def assert_no_graph(metrics: Any) -> None:
+    """What is reported keeps nothing of the update in memory."""
+    for part in getattr(metrics, "maps", [metrics]):
+        tensors = getattr(part, "_tensors", ())
+        assert not any(tensor.requires_grad for tensor in tensors), list(part)
+
+
 def assert_learns_as(
     learner: Any,
     oracle: Any,
@@ -112,6 +119,7 @@ def assert_learns_as(
         torch.manual_seed(number)
         result = learner.update({name: column.clone() for name, column in batch.items()}, global_step=number)
         ours = result.metrics
+        assert_no_graph(ours)
         torch.manual_seed(number)
         theirs = {name: torch.as_tensor(value).detach() for name, value in oracle.update(seen(batch)).items()}
         assert set(ours) == set(theirs) and result.num_gradient_steps == gradient_steps

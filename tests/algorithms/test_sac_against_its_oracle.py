@@ -62,6 +62,12 @@ def test_a_learner_of_ones_own_sizes_learns_what_the_paper_says(options, sizes):
         assert_same_temperature(learner, oracle)
 
 
+def test_without_a_temperature_entropy_counts_for_nothing():
+    with doubles():
+        learner = built("sac", **GIVEN, alpha=0.0)
+        assert_learns_as(learner, reference(learner, alpha=1e-30))
+
+
 def test_observations_are_normalised_wherever_a_network_sees_them():
     with doubles():
         learner = built("sac", **GIVEN, normalize_observations=True)
