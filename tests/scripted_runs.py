@@ -141,7 +141,7 @@ class OffPolicyScript:
         )
         self.prior, self.capacity = prior, min(options["buffer_capacity"], total + num_envs)
         self.replay: list[Rows] = []
-        self.stored, self.step = 0, 0
+        self.stored = self.step = self.epochs = 0
         self.batches: list[tuple[int, Batch]] = []
         self.metrics: dict[str, torch.Tensor] = {}
         normalise = options.get("normalize_observations", False)
@@ -152,7 +152,7 @@ class OffPolicyScript:
         for _ in range(o.get("offline_pretrain_updates", 0)):
             set_rates(self.oracle, rate(o.get("learning_rate_schedule"), 0, self.total, o.get("warmup_steps", 0)))
             self.learn(self.draw_prior(o["batch_size"] * o["gradient_updates_per_step"]))
-        while self.step < self.total:
+        while self.step < self.total and not self.spent and self.epochs < o.get("max_epochs", math.inf):
             scale = rate(o.get("learning_rate_schedule"), self.step, self.total, o.get("warmup_steps", 0))
             set_rates(self.oracle, scale)
             self.collect()
@@ -161,6 +161,10 @@ class OffPolicyScript:
                     if moment % o.get("train_frequency", 1) == 0:
                         self.learn_all()
         return self
+
+    @property
+    def spent(self) -> bool:
+        return len(self.batches) >= self.options.get("max_updates", math.inf)
 
     def collect(self) -> None:
         obs = np.stack([env.obs for env in self.envs])
@@ -188,7 +192,10 @@ class OffPolicyScript:
         o, times = self.options, self.options["gradient_updates_per_step"]
         if self.prior is None:
             for _ in range(times):
+                if self.spent:
+                    return
                 self.learn(self.draw_replay(o["batch_size"]))
+            self.epochs += 1
             return
         rows = o["batch_size"] * times
         share = int(o["batch_size"] * o["offline_batch_ratio"]) * times  # the same in every slice
@@ -198,6 +205,7 @@ class OffPolicyScript:
         order = torch.tensor(np.argsort(places, kind="stable"))  # every part spread evenly
         names = drawn[0][0]
         self.learn({name: torch.cat([batch[name] for batch, _ in drawn])[order] for name in names})
+        self.epochs += 1
 
     def draw_replay(self, rows: int) -> Batch:
         chosen = [self.replay[i] for i in self.drawing.integers(len(self.replay), size=rows)]
