@@ -49,6 +49,15 @@ def test_a_learner_made_by_hand_takes_one_step_on_the_smaller_of_two_critics():
         assert_learns_as(learner, reference(learner, gradient_updates_per_step=1, layer_norm=False))
 
 
+def test_a_model_that_does_not_say_how_many_critics_it_has_has_two():
+    with doubles():
+        model = MLPSACModel(obs_dim=OBS, action_dim=DIM, hidden_sizes=(8, 8))
+        del model.num_critics
+        learner = RLPD(model=model, learning_rate=0.01, gamma=0.9, tau=0.1, alpha="auto", target_subset=1)
+        options = {"gradient_updates_per_step": 1, "target_subset": 1, "layer_norm": False}
+        assert_learns_as(learner, reference(learner, **options))
+
+
 def test_observations_are_normalised_wherever_a_network_sees_them():
     with doubles():
         learner = built("rlpd", **GIVEN, normalize_observations=True)
