@@ -128,11 +128,11 @@ class Normalizer:
 
 
 class OffPolicyScript:
-    """A run of SAC or RLPD, step by step; ``replay`` is its ring of transitions, ``batches`` what it learned from, and when."""
+    """A run of SAC or RLPD: ``replay`` is its ring of transitions, ``batches`` what it learned from, and when."""
 
     def __init__(
-        self, oracle: Any, *, seed: int, num_envs: int, total: int, options: Mapping[str, Any], prior: Rows | None = None,
-        reward: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards,
+        self, oracle: Any, *, seed: int, num_envs: int, total: int, options: Mapping[str, Any],
+        prior: Rows | None = None, reward: Callable[[np.ndarray], np.ndarray] = lambda rewards: rewards,
     ) -> None:  # fmt: skip
         self.oracle, self.total, self.options, self.reward = oracle, total, options, reward
         self.envs = [PlainEnv(seed, i) for i in range(num_envs)]

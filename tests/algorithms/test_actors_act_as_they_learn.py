@@ -1,4 +1,4 @@
-"""What an actor does is what its network says, by hand: few observations in numpy, many in torch, exported as a module."""
+"""What an actor does is what its network says, by hand: few observations in numpy, many in torch, and exported."""
 
 import gymnasium as gym
 import numpy as np

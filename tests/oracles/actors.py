@@ -1,4 +1,4 @@
-"""What the references of actors and critics share: networks as plain functions of named weights, and steps on losses."""
+"""What the references of actors and critics share: networks as functions of named weights, and steps on losses."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from oracles.sac import SAC
 
 
 class RLPD(SAC):
-    """Draws as its learner does, for each slice: a permutation of the critics, then noise; at last the actor's noise."""
+    """Draws as its learner does: for each slice a permutation of the critics, then noise; at last the actor's noise."""
 
     def __init__(self, weights: Batch, *, updates_per_batch: int, target_subset: int, **options: Any) -> None:
         super().__init__(weights, **options)

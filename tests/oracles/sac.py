@@ -42,7 +42,7 @@ class SAC:
         return critics(weights, obs, actions, self.layer_norm)
 
     def soft_target(self, batch: Batch, noise: torch.Tensor, members: list[int] | None = None) -> torch.Tensor:
-        """r + γ (min Q'(s', a') - α log π(a' | s')) with the current actor's a', the minimum over some target critics."""
+        """r + γ (min Q'(s', a') - α log π(a' | s')), the current actor's a', the minimum over some target critics."""
         next_actions, next_logp = self.act(batch["next_obs"], noise)
         values = self.q(self.target, batch["next_obs"], next_actions)
         value = smallest(values if members is None else [values[k] for k in members])

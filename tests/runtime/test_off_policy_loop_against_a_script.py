@@ -17,6 +17,7 @@ GIVEN = {
     "hidden_sizes": [8, 8], "learning_rate": 0.01, "gamma": 0.9, "tau": 0.1, "batch_size": 4, "buffer_capacity": 100,
     "learning_starts": 9, "initial_random_steps": 7, "gradient_updates_per_step": 1, "eval_interval": 0,
 }  # fmt: skip
+STEPS = ("learning_rate", "gamma", "tau")
 
 
 def config(folder, algo, num_envs, options, env_kwargs):
@@ -59,8 +60,7 @@ def trained(watch, given, stop=None):
 
 def of_sac(watch):
     torch.set_rng_state(watch.random)
-    names = ("learning_rate", "gamma", "tau")
-    return SAC(watch.weights, alpha="auto", target_entropy=-2.0, **{name: GIVEN[name] for name in names})
+    return SAC(watch.weights, alpha="auto", target_entropy=-2.0, **{name: GIVEN[name] for name in STEPS})
 
 
 CASES = [
@@ -141,7 +141,7 @@ def test_rlpd_is_the_scripted_run(tmp_path, num_envs, options, stop):
     torch.set_rng_state(watch.random)
     oracle = RLPD(
         watch.weights, alpha="auto", target_entropy=-1.0, updates_per_batch=3, layer_norm=True,
-        target_subset=options.get("target_subset", 2), **{name: GIVEN[name] for name in ("learning_rate", "gamma", "tau")},
+        target_subset=options.get("target_subset", 2), **{name: GIVEN[name] for name in STEPS},
     )  # fmt: skip
     prior = {**data, "rewards": reward(data["rewards"])}
     run = {"seed": SEED, "num_envs": num_envs, "total": TOTAL, "options": options}

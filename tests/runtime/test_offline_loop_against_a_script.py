@@ -1,4 +1,4 @@
-"""Whole runs of the offline algorithms, beside the same runs written down as one plain loop over a reference in plain torch."""
+"""Whole runs of the offline algorithms, beside the same runs as one plain loop over a reference in plain torch."""
 
 import numpy as np
 import pytest
