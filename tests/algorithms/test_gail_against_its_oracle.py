@@ -116,7 +116,8 @@ def test_the_discriminator_of_images(gradient_penalty):
 
 
 def test_a_compiled_discriminator():
-    compare(compiled=True, dtype=torch.float32, absorbing=True, gradient_penalty=1.0)
+    small = {"discriminator_learning_rate": 2**-10}
+    compare(compiled=True, dtype=torch.float32, absorbing=True, gradient_penalty=1.0, **small)
 
 
 def test_the_policy_learns_as_ppo_does_and_goes_on_from_its_warm_start():

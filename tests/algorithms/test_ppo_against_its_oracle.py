@@ -64,9 +64,8 @@ def test_updates_from_images(shape):
     compare("discrete", shape={**IMAGES, **shape}, dtype=torch.float32, rows=4, updates=3, **SMALL_STEPS)
 
 
-@pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_compiled_updates(kind):
-    compare(kind, dtype=torch.float32, compiled=True, clip_values=kind == "box")
+def test_compiled_updates():
+    compare("box", dtype=torch.float32, compiled=True, clip_values=True, **SMALL_STEPS)
 
 
 def test_coefficients_that_a_schedule_has_changed_are_those_of_the_next_update():

@@ -30,7 +30,7 @@ class Discriminator(Weights):
         if obs.ndim == 4:
             obs = self.linear("trunk.1", self.convolutions("trunk.0", obs)).clamp(min=0)
         elif self.statistics is not None:
-            obs = self.statistics.normalised(obs)
+            obs = self.statistics.normalised(obs).to(self.weights["body.0.bias"].dtype)
         if self._choices is not None:
             actions = torch.eye(self._choices)[actions]
         rows = torch.cat([obs, actions.to(obs.dtype)], 1)
