@@ -218,7 +218,8 @@ class PlainGAIL(PlainRun):
             if options["absorbing"]:
                 for rows, share in zip((policy, expert), shares):
                     rows["absorbed"] = torch.as_tensor(self._rows.random(size, dtype=np.float32) < share).double()
-            self.results.append(self.learner.update_discriminator(policy, expert))
+            place = torch.rand(size, 1) if options["gradient_penalty"] else None  # from torch's own generator
+            self.results.append(self.learner.update_discriminator(policy, expert, place))
         rewards = self.learner.rewards(obs, actions).numpy().reshape(shape)
         if options[
             "absorbing"

@@ -7,6 +7,7 @@ import copy
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from oracles.comparing import assert_same_metrics
 from oracles.gail import GAIL as GAILOracle
@@ -18,12 +19,16 @@ from oracles.ppo import PPO as PPOOracle
 from rl_training import Callback
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import episode_seed
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
+from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import resume_training
-from toys import StopAt
+from toys import StopAt, assert_same
 
 SEED, STEPS, ENVS = 3, 4, 3
 CUT, END = "truncated", "terminated"
@@ -80,7 +85,7 @@ class Record(Callback):
 
         def record_weights(loop, run, agent, *args, **kwargs):
             if self.initial is None:
-                self.initial = copy.deepcopy(agent.state_dict())
+                self.initial, self.torch_state = copy.deepcopy(agent.state_dict()), torch.get_rng_state()
             made(loop, run, agent, *args, **kwargs)
 
         def record_rollout(loop):
@@ -276,9 +281,9 @@ def test_ppg_keeps_rollouts_and_learns_from_them_in_its_auxiliary_phase(run, opt
 IMITATION = {
     "expert_dataset_kind": "npz", "discriminator_updates": 2, "discriminator_batch_size": 7, "discriminator_learning_rate": 0.01,
     "discriminator_hidden_sizes": [9], "normalize_discriminator": True, "absorbing": False, "reward_type": "softplus",
-    "label_smoothing": 0.0, "normalize_rewards": False, "bc_updates": 0,
+    "label_smoothing": 0.0, "normalize_rewards": False, "bc_updates": 0, "gradient_penalty": 0.0,
 }  # fmt: skip
-GAIL_NAMES = (*PPO_NAMES, "discriminator_learning_rate", "reward_type", "label_smoothing")
+GAIL_NAMES = (*PPO_NAMES, "discriminator_learning_rate", "reward_type", "label_smoothing", "gradient_penalty")
 
 
 def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
@@ -305,7 +310,7 @@ def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
         ("discrete", {"absorbing": True, "normalize_rewards": True, "stop_at": (12,)}),
         ("discrete", {"absorbing": True, "env_kwargs": {"max_episode_steps": 20}, "reward_type": "logit"}),
         ("discrete", {"reward_type": "logsigmoid", "normalize_discriminator": False, "label_smoothing": 0.1}),
-        ("discrete", {"learning_rate_schedule": LINEAR, "discriminator_updates": 3}),
+        ("discrete", {"learning_rate_schedule": LINEAR, "discriminator_updates": 3, "gradient_penalty": 0.5}),
     ],
     ids=str,
 )
@@ -320,8 +325,106 @@ def test_gail_learns_from_the_rewards_of_its_discriminator(run, tmp_path, kind, 
     )  # fmt: skip
     oracle = GAILOracle(policy_of(record, kind), discriminator, **picked(options, GAIL_NAMES))
     limit = options.get("env_kwargs", {}).get("max_episode_steps")
+    torch.set_rng_state(record.torch_state)
     reference = plain(PlainGAIL, oracle, kind, record, options, expert=data, limit=limit, box=kind == "box")
     assert_same_run(reference, record, checkpoint, reference.warm_start() if options["bc_updates"] else None)
     for name, value in discriminator.state_dict().items():
         saved = checkpoint.algorithm_state["discriminator"][name]
         np.testing.assert_allclose(saved, value, rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+# ---- what surrounds the rollouts
+
+
+@pytest.mark.parametrize(
+    ("budget", "updates"), [({"max_updates": 4}, 4), ({"max_updates": 7}, 7), ({"max_epochs": 1}, 6)], ids=str
+)
+def test_no_update_follows_a_spent_budget(tiny, monkeypatch, budget, updates):
+    """Six updates a rollout: two passes over three minibatches. A budget may end within a pass."""
+    record = Record(monkeypatch)
+    config = tiny("ppo", num_envs=ENVS, total_timesteps=36, **{**OPTIONS, **budget})
+    result = get_algorithm_spec("ppo").train(config, env=Scripted, callbacks=[record])
+    assert len(record.updates) == result.metrics["update_count"] == updates
+
+
+@pytest.fixture
+def loop_of(tiny):
+    """``loop_of(algo, **options)``: a loop on the script that has not begun."""
+    made = []
+
+    def make(algo: str, **options):
+        config, spec = tiny(algo, num_envs=ENVS, **{**OPTIONS, **options}), get_algorithm_spec(algo)
+        factory, own = EnvFactory(Scripted, config.env_kwargs), spec.options(config)
+        plan = spec.blueprint(config, factory, None, "cpu")
+        run = Run(config, own, factory, plan.spaces, device=plan.device, callbacks=[])
+        made.append(spec.loop(run, spec.build(own, plan), own))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+
+
+def test_the_number_of_updates_is_foreseen(loop_of):
+    """Rollouts of twelve rows in minibatches of five; phases of two rollouts in minibatches of nine."""
+    assert loop_of("ppo").expected_updates(36) == 3 * 2 * 3
+    assert loop_of("ppo").expected_updates(37) == 4 * 2 * 3  # a rollout is always finished
+    assert loop_of("ppg", **AUXILIARY).expected_updates(5 * 12) == 5 * 2 * 3 + 2 * 2 * 3
+    kept = {**AUXILIARY, "aux_buffer_rollouts": 1}
+    assert loop_of("ppg", **kept).expected_updates(5 * 12) == 5 * 2 * 3 + 2 * 2 * 2
+
+
+def test_an_episode_that_is_lost_on_resume_leaves_nothing_to_the_next_one(loop_of):
+    lost, obs = np.array([0.0, 1.0, 0.0], np.float32), np.zeros((ENVS, 3), np.float32)
+    loop = loop_of("ppo", normalize_rewards=True)
+    loop.collect()
+    before = loop.reward_scaler.returns.copy()
+    loop.cut(lost, obs)
+    assert before[1] != 0 and loop.reward_scaler.returns.tolist() == [before[0], 0, before[2]]
+
+    loop = loop_of("gail", normalize_rewards=True, absorbing=True)
+    loop.collect()
+    loop.reward_rollout(*loop.flat_rollout())
+    lengths, before = list(loop.lengths), loop.learned_scale.returns.copy()
+    loop.cut(lost, obs)
+    assert lengths[1] == 4 and loop.lengths == [lengths[0], 0, lengths[2]]
+    assert before[1] != 0 and loop.learned_scale.returns.tolist() == [before[0], 0, before[2]]
+    loop_of("gail", normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
+
+
+def test_the_networks_have_the_widths_of_their_options(loop_of):
+    loop = loop_of("gail", hidden_sizes=[7, 5], discriminator_hidden_sizes=[6, 4], absorbing=True)
+    shapes = {name: tuple(value.shape) for name, value in loop.agent.state_dict()["model"].items()}
+    assert shapes["trunk.0.weight"] == (2, 3, 7) and shapes["trunk.2.weight"] == (2, 7, 5)
+    widths = [layer.weight.shape for layer in loop.agent.discriminator.body[::2]]
+    assert widths == [(6, 3 + 3 + 1), (4, 6), (1, 4)]  # of observation, action and flag
+
+
+def test_an_evaluation_sees_normalised_observations_and_leaves_the_statistics_as_they_are(loop_of):
+    loop, seen = loop_of("ppo", normalize_observations=True), []
+    loop.collect()
+    agent, act = loop.agent, loop.agent._act
+    agent._act = lambda obs, *rest: (seen.append(obs.copy()), act(obs, *rest))[1]
+    before = copy.deepcopy(agent.normalizer.state_dict())
+    evaluate(agent, EnvFactory(Scripted, {}), episodes=1, seed=0)
+    assert_same(agent.normalizer.state_dict(), before)
+    assert agent.normalizer.training  # and training goes on observing
+    first = (np.array([5.0, 0, 0]) - before["exact_mean"].numpy()) / (
+        before["square"] / before["count"] + 1e-8
+    ).sqrt().numpy()
+    np.testing.assert_allclose(seen[0][0], first, rtol=1e-4)
+    assert len(seen) == 4
+
+
+def test_a_rollout_is_filled_and_used_in_turn():
+    rollout = RolloutBuffer(2, 1, (1,))
+    row = {"obs": 0, "actions": 0, "logprobs": 0, "rewards": 1, "values": 0, "terminated": 0, "truncated": 0}
+    rollout.add(**row)
+    with pytest.raises(ValueError, match="holds 1 of 2 steps"):
+        rollout.compute_returns_and_advantages(np.zeros(1), 0.9, 0.9)
+    rollout.add(**row)
+    with pytest.raises(ValueError, match="already holds 2 steps"):
+        rollout.add(**row)
+    rollout.clear()
+    rollout.add(**row)
+    assert rollout.position == 1
