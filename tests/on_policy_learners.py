@@ -23,6 +23,7 @@ IMAGES = {"obs_shape": (1, 36, 36), "hidden_sizes": (8,)}
 OPTIONS = {"learning_rate": 2**-7, "clip_coef": 0.25, "ent_coef": 2**-5, "vf_coef": 0.75, "max_grad_norm": 0.5}
 # images are in float32, and their networks have many weights: small steps keep roundings from growing
 SMALL_STEPS = {"learning_rate": 2**-10}
+FIFTH_OF_A_STEP = 2e-4  # of those; Adam makes up to a whole step of a gradient that is nothing but roundings
 
 
 def network(kind: str, cls: Any = MLPActorCritic, dtype: torch.dtype = torch.float64, **shape: Any) -> Any:

@@ -5,15 +5,13 @@ import copy
 import pytest
 import torch
 
-from on_policy_learners import HEADS, OPTIONS, network, oracle_network, rollout
+from on_policy_learners import FIFTH_OF_A_STEP, HEADS, OPTIONS, network, oracle_network, rollout
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics
 from oracles.gail import GAIL as Oracle
 from oracles.gail import Discriminator
 from rl_training.algorithms.gail import GAIL
 from rl_training.models import MLPGAILDiscriminator
 from rl_training.models.normalizer import ObservationNormalizer
-
-IN_IMAGES = 2e-4  # a fifth of a step: Adam turns a gradient of nothing but roundings into a whole one
 
 
 def pair(kind="discrete", *, dtype=torch.float64, images=False, normalize=True, absorbing=False, **options):
@@ -83,8 +81,7 @@ def compare(kind="discrete", *, compiled=False, images=False, absorbing=False, *
                 oracle.rewards(batch["obs"], batch["actions"]).double(), rtol=1e-5, atol=1e-5,
             )  # fmt: skip
     assert learner.compiled == (compiled and not images)
-    tolerance = options.get("dtype") == torch.float32 and (IN_IMAGES if images else FLOAT32)
-    assert_same_weights(learner, oracle, before, tolerance or FLOAT64)
+    assert_same_weights(learner, oracle, before, FIFTH_OF_A_STEP if options.get("dtype") == torch.float32 else FLOAT64)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "box"])

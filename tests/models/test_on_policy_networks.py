@@ -53,14 +53,15 @@ def test_a_number_of_actions_is_enough_to_make_a_network(options, head, log_std)
         MLPActorCritic(**VECTORS)
 
 
+def acting_and_oracle(kind, cls=MLPActorCritic, normalizer=None):
+    policy, options = network(kind, cls, torch.float32), {"learning_rate": 1e-3, "clip_coef": 0.2, "ent_coef": 0.0}
+    return PPO(policy=policy, **options, vf_coef=0.5, normalizer=normalizer), oracle_network(policy, kind)
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_acting_draws_from_the_policy_that_is_learned(kind):
     """Frequencies of 20,000 draws in one state, and the log-probability of each, are those of torch's distribution."""
-    policy = network(kind, dtype=torch.float32)
-    learner, oracle = (
-        PPO(policy=policy, learning_rate=1e-3, clip_coef=0.2, ent_coef=0.0, vf_coef=0.5),
-        oracle_network(policy, kind),
-    )
+    learner, oracle = acting_and_oracle(kind)
     obs = np.tile(np.array([[0.3, -1.0, 0.8]], np.float32), (20_000, 1))
     for actions, logprobs, values in (_acted(learner, obs), _acted(learner, obs[:200])):  # by torch and by numpy
         seen, drawn = torch.from_numpy(obs[: len(actions)]), torch.as_tensor(actions)
@@ -91,11 +92,7 @@ def _acted(learner, obs, **options):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_acting_greedily_takes_the_mode_and_so_does_the_exported_policy(kind):
-    policy = network(kind, dtype=torch.float32)
-    learner, oracle = (
-        PPO(policy=policy, learning_rate=1e-3, clip_coef=0.2, ent_coef=0.0, vf_coef=0.5),
-        oracle_network(policy, kind),
-    )
+    learner, oracle = acting_and_oracle(kind)
     obs = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
     actions, logprobs, _ = _acted(learner, obs, deterministic=True)
     parts = oracle.policies(torch.from_numpy(obs))
@@ -105,12 +102,18 @@ def test_acting_greedily_takes_the_mode_and_so_does_the_exported_policy(kind):
         logprobs, oracle.log_probs(torch.from_numpy(obs), torch.as_tensor(actions)).detach(), rtol=1e-4, atol=1e-4
     )
     scores = learner.policy_module()(torch.from_numpy(obs)).detach()
-    greedy = {
-        "discrete": lambda: scores.argmax(1), "box": lambda: scores, "multi_binary": lambda: (scores > 0).long(),
-        "multi_discrete": lambda: torch.stack([part.argmax(1) for part in scores.split((2, 3), 1)], 1),
-    }[kind]()  # fmt: skip
-    np.testing.assert_allclose(greedy, modes.detach(), atol=1e-5)
-    torch.testing.assert_close(policy.head.best(policy.head.scores(greedy)), policy.head.scores(greedy))
+    np.testing.assert_allclose(chosen(kind, scores), modes.detach(), atol=1e-5)
+    taken = torch.as_tensor(actions)  # scores made of actions choose those actions
+    np.testing.assert_array_equal(chosen(kind, learner.model.head.best(learner.model.head.scores(taken))), taken)
+
+
+def chosen(kind, scores):
+    """The greedy actions of scores; those of a box are the actions themselves."""
+    if kind == "discrete":
+        return scores.argmax(1)
+    if kind == "multi_discrete":
+        return torch.stack([part.argmax(1) for part in scores.split((2, 3), 1)], 1)
+    return scores if kind == "box" else (scores > 0).long()
 
 
 def test_probabilities_that_round_away_are_drawn_without_error():
@@ -134,14 +137,13 @@ class OwnPolicy(MLPActorCritic):
 @pytest.mark.parametrize("cls", [MLPActorCritic, OwnPolicy])
 def test_values_are_those_of_normalised_observations_whoever_acts(cls):
     """What a truncated episode bootstraps from is on the same scale as the values beside it."""
-    policy = network("discrete", cls, torch.float32)
     normalizer, rng = ObservationNormalizer((3,)), np.random.default_rng(0)
     rows = rng.normal(40, 9, (30, 3)).astype(np.float32)
     normalizer.observe(rows)
-    learner = PPO(policy=policy, learning_rate=1e-3, clip_coef=0.2, ent_coef=0.0, vf_coef=0.5, normalizer=normalizer)
+    learner, oracle = acting_and_oracle("discrete", cls, normalizer)
     scaled = ((rows - rows.mean(0)) / rows.std(0)).clip(-10, 10)
     with torch.no_grad():
-        expected = oracle_network(policy, "discrete").values(torch.from_numpy(scaled))
+        expected = oracle.values(torch.from_numpy(scaled))
     np.testing.assert_allclose(learner.values(rows), expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(learner.act(rows, rng=rng).extras["values"], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(learner.act(rows, rng=rng).extras["obs"], scaled, rtol=1e-4, atol=1e-4)

@@ -39,7 +39,7 @@ SCRIPT = (
     [(6, CUT), (2, END), (1, CUT), (1, END), (2, CUT), (3, CUT), (9, END)],
     [(99, CUT)],
 )
-TOLERANCE = {"rtol": 3e-4, "atol": 3e-4}  # float32 over a few dozen updates, and Adam divides gradients by their size
+TOLERANCE = {"rtol": 1e-3, "atol": 1e-3}  # float32 over some twenty updates by Adam, which move weights by 0.01 each
 SPACES = {
     "discrete": gym.spaces.Discrete(3),
     "multi_discrete": gym.spaces.MultiDiscrete([2, 3]),
@@ -76,6 +76,9 @@ class Scripted(gym.Env):
         return self._obs(), reward, over and self.how == END, over and self.how == CUT, {}
 
 
+STORED = ["obs", "actions", "logprobs", "values", "rewards", "terminated", "truncated", "advantages", "returns"]
+
+
 class Record(Callback):
     """What a run collected and learned, rollout by rollout, and the weights that it began with."""
 
@@ -89,18 +92,7 @@ class Record(Callback):
             made(loop, run, agent, *args, **kwargs)
 
         def record_rollout(loop):
-            names = (
-                "obs",
-                "actions",
-                "logprobs",
-                "values",
-                "rewards",
-                "terminated",
-                "truncated",
-                "advantages",
-                "returns",
-            )
-            self.rollouts.append({name: getattr(loop._rollout, name).copy() for name in names})
+            self.rollouts.append({name: getattr(loop._rollout, name).copy() for name in STORED})
             self.explained.append(loop._run.reporter.metrics()["explained_variance"])
             learn(loop)
 
@@ -117,18 +109,12 @@ OPTIONS = {
     "normalize_observations": False, "normalize_rewards": False, "initial_log_std": 0.0,
 }  # fmt: skip
 AUXILIARY = {
-    "aux_frequency": 2, "aux_epochs": 2, "aux_minibatch_size": 9, "aux_learning_rate": 0.02, "aux_value_coef": 0.5,
+    "aux_frequency": 2, "aux_epochs": 2, "aux_minibatch_size": 9, "aux_learning_rate": 0.005, "aux_value_coef": 0.5,
     "behavior_clone_coef": 2.0, "value_clone_coef": 0.75, "architecture": "dual",
 }  # fmt: skip
 PPO_NAMES = (
-    "learning_rate",
-    "clip_coef",
-    "ent_coef",
-    "vf_coef",
-    "max_grad_norm",
-    "clip_values",
-    "normalize_advantages",
-)
+    "learning_rate", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm", "clip_values", "normalize_advantages",
+)  # fmt: skip
 PPG_NAMES = (*PPO_NAMES, "aux_learning_rate", "aux_value_coef", "behavior_clone_coef", "value_clone_coef")
 
 
@@ -138,18 +124,14 @@ def run(tiny, monkeypatch):
 
     def train(algo: str, kind: str = "discrete", *, rollouts: int = 3, stop_at: tuple[int, ...] = (), **options):
         options, record = {**OPTIONS, **options}, Record(monkeypatch)
-        fields = {
-            "seed": SEED,
-            "num_envs": ENVS,
-            "total_timesteps": rollouts * STEPS * ENVS,
-            "log_interval": STEPS * ENVS,
-        }
-        # evaluations on the way may change nothing
-        config = tiny(algo, **fields, **{"eval_interval": STEPS * ENVS, **options})
+        total, rows = rollouts * STEPS * ENVS, STEPS * ENVS
+        # an evaluation after each rollout may change nothing
+        options["eval_interval"] = rows
+        config = tiny(algo, seed=SEED, num_envs=ENVS, total_timesteps=total, log_interval=rows, **options)
         made = {"callbacks": [record, StopAt(*stop_at)], "env": lambda: Scripted(kind)}
         result = get_algorithm_spec(algo).train(config, **made)
         for _ in stop_at:
-            assert result.metrics["global_step"] < fields["total_timesteps"]
+            assert result.metrics["global_step"] < total
             result = resume_training(result.run_dir, **made)
         assert len(record.rollouts) == rollouts
         return record, {**config.algo_kwargs, **options}, load_checkpoint(result.checkpoint_path)
