@@ -221,6 +221,7 @@ class PlainGAIL(PlainRun):
             place = torch.rand(size, 1) if options["gradient_penalty"] else None  # from torch's own generator
             self.results.append(self.learner.update_discriminator(policy, expert, place))
         rewards = self.learner.rewards(obs, actions).numpy().reshape(shape)
+        self.imitation_reward = rewards.mean()
         if options[
             "absorbing"
         ]:  # an absorbing state is worth its reward for ever, from the step after the termination on

@@ -24,11 +24,13 @@ from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import episode_seed
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models import MLPActorCritic, MLPGAILDiscriminator
+from rl_training.runtime import gail_trainer, ppg_trainer
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import resume_training
-from toys import StopAt, assert_same
+from toys import Pictures, StopAt, assert_same
 
 SEED, STEPS, ENVS = 3, 4, 3
 CUT, END = "truncated", "terminated"
@@ -83,7 +85,8 @@ class Record(Callback):
     """What a run collected and learned, rollout by rollout, and the weights that it began with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rollouts, self.initial, self.updates, self.explained = [], None, [], []
+        self.rollouts, self.initial, self.updates, self.explained, self.collected = [], None, [], [], []
+        self.metrics: dict = {}
         made, learn = OnPolicyLoop.__init__, OnPolicyLoop.learn
 
         def record_weights(loop, run, agent, *args, **kwargs):
@@ -98,6 +101,12 @@ class Record(Callback):
 
         monkeypatch.setattr(OnPolicyLoop, "__init__", record_weights)
         monkeypatch.setattr(OnPolicyLoop, "learn", record_rollout)
+
+    def on_collect_end(self, trainer, result):
+        self.collected.append((trainer.global_step, result.num_env_steps, result.num_episodes))
+
+    def on_train_end(self, trainer, result):
+        self.metrics = result.metrics
 
     def on_update_end(self, trainer, result):
         self.updates.append(dict(result.metrics))
@@ -177,6 +186,13 @@ def assert_same_run(reference: PlainRun, record: Record, checkpoint, before: lis
         assert record.explained[number] == pytest.approx(1 - residual.var() / expected["returns"].var(), abs=1e-3)
         same_updates(reference.learn(expected))
     assert next(updates, None) is None, "more updates than the script has"
+    rows, rollouts, policy = STEPS * ENVS, len(record.rollouts), [u for u in record.updates if "policy_loss" in u]
+    episodes = np.cumsum([(ours["terminated"] + ours["truncated"]).sum() for ours in record.rollouts]).tolist()
+    assert record.collected == [((k + 1) * rows, rows, episodes[k]) for k in range(rollouts)]
+    counts = {"gradient_steps": len(record.updates), "update_count": len(policy), "epoch": rollouts}
+    counts["global_step"] = reference.step
+    assert {name: record.metrics[name] for name in counts} == counts
+    assert record.metrics["explained_variance"] == record.explained[-1]
     for name, value in reference.learner.network.state_dict().items():
         np.testing.assert_allclose(checkpoint.algorithm_state["model"][name], value, **TOLERANCE, err_msg=name)
     if reference.options["normalize_observations"]:
@@ -251,11 +267,13 @@ def test_a_resumed_run_goes_on_as_the_script_does(run, stop_at):
     ],
     ids=str,
 )
-def test_ppg_keeps_rollouts_and_learns_from_them_in_its_auxiliary_phase(run, options):
+def test_ppg_keeps_rollouts_and_learns_from_them_in_its_auxiliary_phase(run, monkeypatch, options):
+    monkeypatch.setattr(ppg_trainer, "TEACHER_CHUNK", 7)  # rows that the teacher labels at once
     record, options, checkpoint = run("ppg", rollouts=4, **{**AUXILIARY, **options})
     policy = policy_of(record, "discrete", detached=options["architecture"] == "detach")
     oracle = PPGOracle(policy, **{**picked(options, PPG_NAMES), "normalize_advantages": False})
     assert_same_run(plain(PlainPPG, oracle, "discrete", record, options), record, checkpoint)
+    assert_same_metrics(record.metrics, [u for u in record.updates if "auxiliary_loss" in u][-1], tolerance=0)
     phases = 4 // options["aux_frequency"]
     assert sum("auxiliary_loss" in update for update in record.updates) == phases * 2 * 3  # passes, minibatches
 
@@ -296,7 +314,8 @@ def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
     ],
     ids=str,
 )
-def test_gail_learns_from_the_rewards_of_its_discriminator(run, tmp_path, kind, options):
+def test_gail_learns_from_the_rewards_of_its_discriminator(run, tmp_path, monkeypatch, kind, options):
+    monkeypatch.setattr(gail_trainer, "CHUNK", 5)  # rows that are rewarded at once
     path, data = expert(tmp_path, kind)
     record, options, checkpoint = run("gail", kind, **{**IMITATION, **options, "expert_dataset_path": path})
     # the environment's rewards are never scaled, nor used; the discriminator's are, by one deviation for a whole rollout
@@ -310,6 +329,8 @@ def test_gail_learns_from_the_rewards_of_its_discriminator(run, tmp_path, kind, 
     torch.set_rng_state(record.torch_state)
     reference = plain(PlainGAIL, oracle, kind, record, options, expert=data, limit=limit, box=kind == "box")
     assert_same_run(reference, record, checkpoint, reference.warm_start() if options["bc_updates"] else None)
+    assert record.metrics["imitation_reward"] == pytest.approx(reference.imitation_reward, abs=1e-3)
+    assert_same_metrics(record.metrics, reference.results[-1], tolerance=1e-3)  # of the last discriminator update
     for name, value in discriminator.state_dict().items():
         saved = checkpoint.algorithm_state["discriminator"][name]
         np.testing.assert_allclose(saved, value, rtol=1e-3, atol=1e-3, err_msg=name)
@@ -334,9 +355,9 @@ def loop_of(tiny):
     """``loop_of(algo, **options)``: a loop on the script that has not begun."""
     made = []
 
-    def make(algo: str, **options):
+    def make(algo: str, env=Scripted, **options):
         config, spec = tiny(algo, num_envs=ENVS, **{**OPTIONS, **options}), get_algorithm_spec(algo)
-        factory, own = EnvFactory(Scripted, config.env_kwargs), spec.options(config)
+        factory, own = EnvFactory(env, config.env_kwargs), spec.options(config)
         plan = spec.blueprint(config, factory, None, "cpu")
         run = Run(config, own, factory, plan.spaces, device=plan.device, callbacks=[])
         made.append(spec.loop(run, spec.build(own, plan), own))
@@ -380,6 +401,34 @@ def test_the_networks_have_the_widths_of_their_options(loop_of):
     assert shapes["trunk.0.weight"] == (2, 3, 7) and shapes["trunk.2.weight"] == (2, 7, 5)
     widths = [layer.weight.shape for layer in loop.agent.discriminator.body[::2]]
     assert widths == [(6, 3 + 3 + 1), (4, 6), (1, 4)]  # of observation, action and flag
+
+
+def test_networks_of_images_have_the_widths_of_their_options(loop_of):
+    sizes = {
+        "hidden_sizes": [5],
+        "head_hidden_sizes": [6],
+        "discriminator_features_dim": 7,
+        "discriminator_hidden_sizes": [4],
+    }
+    agent = loop_of("gail", Pictures, **sizes).agent
+    weights = {name: tuple(value.shape) for name, value in agent.model.state_dict().items()}
+    assert weights["trunk.1.weight"][0] == 5 and weights["trunk.3.weight"] == (6, 5)
+    assert weights["policy_head.weight"] == (2, 6) and weights["value_head.weight"] == (1, 6)
+    assert [layer.weight.shape for layer in agent.discriminator.body[::2]] == [(4, 7 + 2), (1, 4)]
+
+    agent = loop_of("gail", Pictures, **sizes, features_dim=8, discriminator_head_hidden_sizes=[3, 2]).agent
+    assert agent.model.trunk[1].out_features == 8 and agent.model.trunk[3].in_features == 8
+    assert [layer.weight.shape for layer in agent.discriminator.body[::2]] == [(3, 7 + 2), (2, 3), (1, 2)]
+
+
+def test_a_network_of_ones_own_is_the_policy_and_never_the_discriminator(tiny):
+    class Own(MLPActorCritic):
+        pass
+
+    spec, config = get_algorithm_spec("gail"), tiny("gail", **OPTIONS)
+    plan = spec.blueprint(config, EnvFactory(Scripted, {}), Own, "cpu")
+    agent = spec.build(spec.options(config), plan)
+    assert type(agent.model) is Own and type(agent.discriminator) is MLPGAILDiscriminator
 
 
 def test_an_evaluation_sees_normalised_observations_and_leaves_the_statistics_as_they_are(loop_of):
