@@ -243,10 +243,9 @@ def test_ppo_on_every_kind_of_actions(run, kind):
     record, options, checkpoint = run("ppo", kind, rollouts=2, **BOTH, initial_log_std=0.5)
     oracle = PPOOracle(policy_of(record, kind), **picked(options, PPO_NAMES))
     assert_same_run(plain(PlainRun, oracle, kind, record, options), record, checkpoint)
-    if kind == "box":
-        assert (
-            np.abs(record.rollouts[0]["actions"]).max() > 1
-        )  # the environment's actions were clipped, the stored ones not
+    if kind == "box":  # the environment's actions were clipped, the stored ones not
+        assert np.abs(record.rollouts[0]["actions"]).max() > 1
+        assert record.initial["model"]["log_std"].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("stop_at", [(12,), (24,), (12, 24)], ids=str)
@@ -393,6 +392,21 @@ def test_an_episode_that_is_lost_on_resume_leaves_nothing_to_the_next_one(loop_o
     assert lengths[1] == 4 and loop.lengths == [lengths[0], 0, lengths[2]]
     assert before[1] != 0 and loop.learned_scale.returns.tolist() == [before[0], 0, before[2]]
     loop_of("gail", normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
+
+
+def test_the_rewards_of_a_discriminator_are_scaled_and_never_clipped(loop_of):
+    """After rewards of no more than a tenth, a discriminator that has become sure of itself pays what it pays."""
+    loop, rng = loop_of("gail", normalize_rewards=True, reward_type="logit"), np.random.default_rng(0)
+    for _ in range(2000):
+        loop.learned_scale.observe(rng.uniform(-0.1, 0.1, ENVS), np.ones(ENVS))
+    with torch.no_grad():
+        loop.agent.discriminator.body[-1].weight.zero_()
+        loop.agent.discriminator.body[-1].bias.fill_(2.0)
+    loop.collect()
+    loop.reward_rollout(*loop.flat_rollout())
+    scale = loop.learned_scale
+    np.testing.assert_allclose(loop._rollout.rewards, 2.0 / np.sqrt(scale.square / scale.count), rtol=1e-5)
+    assert loop._rollout.rewards.min() > 10
 
 
 def test_the_networks_have_the_widths_of_their_options(loop_of):
