@@ -282,12 +282,13 @@ IMITATION = {
     "discriminator_hidden_sizes": [9], "normalize_discriminator": True, "absorbing": False, "reward_type": "softplus",
     "label_smoothing": 0.0, "normalize_rewards": False, "bc_updates": 0, "gradient_penalty": 0.0,
 }  # fmt: skip
+MANY = {"discriminator_batch_size": 64}  # rows that tell shares of absorbing states apart
 GAIL_NAMES = (*PPO_NAMES, "discriminator_learning_rate", "reward_type", "label_smoothing", "gradient_penalty")
 
 
 def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
-    """Three episodes of an expert, of four, five and three steps, of which the second was cut."""
-    rng, lengths = np.random.default_rng(0), (4, 5, 3)
+    """Three episodes of an expert, of four, five and six steps, of which the second was cut."""
+    rng, lengths = np.random.default_rng(0), (4, 5, 6)
     t = np.concatenate([np.arange(n) for n in lengths]).astype(np.float32)
     obs = np.stack([t, 3 + 0 * t, rng.standard_normal(len(t))], 1).astype(np.float32)
     actions = rng.integers(3, size=len(t)) if kind == "discrete" else rng.uniform(-1, 1, (len(t), 2)).astype(np.float32)
@@ -297,7 +298,7 @@ def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
     columns |= {"next_obs": np.roll(obs, -1, 0), "terminations": terminated, "truncations": truncated}
     columns["next_obs"][ends] += 1
     write_npz(folder / "expert.npz", TransitionDataset.from_dict(columns))
-    return str(folder / "expert.npz"), {"obs": obs.astype(np.float64), "actions": actions, "terminated_lengths": [4, 3]}
+    return str(folder / "expert.npz"), {"obs": obs.astype(np.float64), "actions": actions, "terminated_lengths": [4, 6]}
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,9 @@ def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
     [
         ("discrete", {}),
         ("box", {"normalize_observations": True}),
-        ("discrete", {"normalize_rewards": True, "normalize_observations": True, "bc_updates": 3}),
+        ("discrete", {"normalize_rewards": True, "normalize_observations": True, "bc_updates": 3, "stop_at": (12,)}),
         ("discrete", {"absorbing": True, "normalize_rewards": True, "stop_at": (12,)}),
-        ("discrete", {"absorbing": True, "env_kwargs": {"max_episode_steps": 20}, "reward_type": "logit"}),
+        ("discrete", {"absorbing": True, "env_kwargs": {"max_episode_steps": 20}, "reward_type": "logit", **MANY}),
         ("discrete", {"reward_type": "logsigmoid", "normalize_discriminator": False, "label_smoothing": 0.1}),
         ("discrete", {"learning_rate_schedule": LINEAR, "discriminator_updates": 3, "gradient_penalty": 0.5}),
     ],
@@ -407,6 +408,7 @@ def test_the_rewards_of_a_discriminator_are_scaled_and_never_clipped(loop_of):
     scale = loop.learned_scale
     np.testing.assert_allclose(loop._rollout.rewards, 2.0 / np.sqrt(scale.square / scale.count), rtol=1e-5)
     assert loop._rollout.rewards.min() > 10
+    assert loop.reward_scaler is None  # the environment's rewards are not even looked at
 
 
 def test_the_networks_have_the_widths_of_their_options(loop_of):
