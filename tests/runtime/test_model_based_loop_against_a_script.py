@@ -197,6 +197,7 @@ def test_mbpo_fits_imagines_and_learns_when_the_script_does(tiny, monkeypatch, n
     assert abs(loop.expected_updates(TOTAL) - len(updates)) <= 2 * options["gradient_updates_per_step"]
     data = loop.replay.columns()
     assert_rows_of_the_script(data, n)
+    assert loop.imagination.buffer.capacity == 200 * 2 * 3  # two refreshes of the longest rollouts
     assert result.metrics["synthetic_buffer_size"] == sum(loop.imagination.counts[-2:]) > 200
 
     known = {row.tobytes() for row in data["obs"]}
