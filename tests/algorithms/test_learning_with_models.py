@@ -36,7 +36,14 @@ gym.register("Point-v0", Point, max_episode_steps=8)
 MODEL = {"model_hidden_sizes": [32, 32], "num_ensembles": 3, "model_learning_rate": 3e-3}
 ROLLOUTS = {
     **{**MODEL, "num_elites": 2, "model_batch_size": 64, "model_updates": 250, "rollout_batch_size": 300},
-    **{"hidden_sizes": [32, 32], "batch_size": 64, "policy_learning_rate": 3e-3, "gamma": 0.8, "tau": 0.05, "alpha": 0.02},
+    **{
+        "hidden_sizes": [32, 32],
+        "batch_size": 64,
+        "policy_learning_rate": 3e-3,
+        "gamma": 0.8,
+        "tau": 0.05,
+        "alpha": 0.02,
+    },
 }
 TASKS = {
     "pets": (100, {**MODEL, "learning_starts": 80, "initial_random_steps": 80, "train_frequency": 80, "batch_size": 32,
@@ -114,7 +121,9 @@ def test_dreamers_actor_prefers_the_better_arm(space):
     for _ in range(80):
         metrics = learner.update(pulls(learner, generator), global_step=0).metrics
     assert abs(first) < 0.2 and preference(learner) > 0.6
-    assert metrics["dreamer_imagination_reward_mean"] > 0.5 + ("num_actions" in space)  # a random policy earns that less 0.5
+    assert metrics["dreamer_imagination_reward_mean"] > 0.5 + (
+        "num_actions" in space
+    )  # a random policy earns that less 0.5
 
 
 def preference(learner):

@@ -109,4 +109,6 @@ def test_what_is_drawn_of_a_transition_is_reported_with_its_parts():
         torch.testing.assert_close(ours, theirs)
         torch.manual_seed(0)
         plain = agent.dynamics.model.sample_transition(obs, actions)
-        torch.testing.assert_close(plain, {**{k: theirs[k] for k in ("next_obs", "disagreement")}, "rewards": drawn[:, -1]})
+        torch.testing.assert_close(
+            plain, {**{k: theirs[k] for k in ("next_obs", "disagreement")}, "rewards": drawn[:, -1]}
+        )

@@ -20,7 +20,9 @@ def _double():
 
 def rugged(plans):
     """Many hills, and a region without a value."""
-    values = (3 * plans).sin().sum((1, 2)) - (plans - 0.3).square().sum((1, 2)) + plans[:, :-1].mul(plans[:, 1:]).sum((1, 2))
+    values = (
+        (3 * plans).sin().sum((1, 2)) - (plans - 0.3).square().sum((1, 2)) + plans[:, :-1].mul(plans[:, 1:]).sum((1, 2))
+    )
     return torch.where(plans[:, 2, 0] > 0.8, math.nan, torch.where(plans[:, 0, 1] < -1.8, math.inf, values))
 
 

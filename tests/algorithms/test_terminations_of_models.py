@@ -51,7 +51,9 @@ def test_the_classifier_learns_what_its_oracle_learns(monkeypatch):
 def test_half_of_the_batches_terminated_but_few_of_the_transitions_do():
     """Where both kinds look alike, the rarer one is not predicted."""
     rng = np.random.default_rng(0)
-    data = {name: rng.normal(size=(500, d)).astype(np.float32) for name, d in (("obs", 2), ("actions", 1), ("next_obs", 2))}
+    data = {
+        name: rng.normal(size=(500, d)).astype(np.float32) for name, d in (("obs", 2), ("actions", 1), ("next_obs", 2))
+    }
     data["dones"] = (np.arange(500) % 10 == 0).astype(np.float32)
     classifier = TerminationClassifier(obs_dim=2, action_dim=1, device=CPU)
     assert classifier.fit(data, rng)
@@ -67,7 +69,7 @@ def test_a_known_function_decides_until_the_data_contradicts_it():
     terminations = learned(above_one)
     assert terminations.contradictions(data) == 0 and terminations.known and terminations.function is above_one
     data["dones"][:2] = 1 - data["dones"][:2]
-    assert 2 > TOLERATED * 400
+    assert TOLERATED * 400 < 2
     assert terminations.contradictions(data) == 2 and not terminations.known and terminations.function is None
     terminations.classifier.network.fitted.fill_(True)
     assert terminations.function is terminations.classifier and deciding(terminations) is terminations.classifier

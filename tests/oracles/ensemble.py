@@ -53,16 +53,13 @@ class EnsembleReference:
         logvar = self.min_logvar + F.softplus(logvar - self.min_logvar)
         return Normal(mean, (0.5 * logvar).exp())
 
-    def likelihood(self, k: int, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Twice the negative log-likelihood, without its constant, averaged over rows and dimensions."""
-        return (-2 * self.predict(k, obs, actions).log_prob(targets) - math.log(2 * math.pi)).mean()
-
     def update(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, float]:
         """One step of all members, each on rows of its own: obs, actions, targets."""
         loss, errors = torch.zeros(()), []
         for k, own in enumerate(rows):
-            loss = loss + self.likelihood(k, own["obs"], own["actions"], own["targets"])
-            errors.append((self.predict(k, own["obs"], own["actions"]).mean - own["targets"]).abs().detach())
+            predicted = self.predict(k, own["obs"], own["actions"])
+            loss = loss + likelihood(predicted, own["targets"])
+            errors.append((predicted.mean - own["targets"]).abs().detach())
         regulariser = 0.01 * (self.max_logvar - self.min_logvar).sum()
         for member in self.members:
             for decay, layer in zip(DECAYS[len(member)], member):
@@ -87,20 +84,19 @@ class EnsembleReference:
     @torch.no_grad()
     def scores(self, k: int, held: dict[str, torch.Tensor]) -> tuple[float, float]:
         """Squared error and likelihood of member k on held-out rows."""
-        error = (self.predict(k, held["obs"], held["actions"]).mean - held["targets"]).square().mean()
-        return float(error), float(self.likelihood(k, **held))
+        predicted = self.predict(k, held["obs"], held["actions"])
+        error = (predicted.mean - held["targets"]).square().mean()
+        return float(error), float(likelihood(predicted, held["targets"]))
 
     def fit(
         self, data: dict[str, np.ndarray], rng: np.random.Generator, *, batch_size: int, holdout_ratio: float,
         patience: int, patience_updates: int, most_updates: float = math.inf, most_held: int = 5_000,
     ) -> list[dict[str, float]]:  # fmt: skip
-        """Epochs until held-out rows show no progress; every member then returns to its likeliest weights. Metrics of each epoch."""
-        columns = {name: torch.from_numpy(column) for name, column in data.items()}
-        deltas = columns["next_obs"] - columns["obs"]
-        columns = {
-            "obs": columns["obs"], "actions": columns["actions"],
-            "targets": torch.cat([deltas, columns["rewards"][:, None]], 1),
-        }  # fmt: skip
+        """Epochs until held-out rows show no progress; every member then returns to its likeliest weights. Metrics of
+        each epoch."""
+        columns = {name: torch.from_numpy(data[name]) for name in ("obs", "actions")}
+        deltas = torch.from_numpy(data["next_obs"]) - columns["obs"]
+        columns["targets"] = torch.cat([deltas, torch.from_numpy(data["rewards"])[:, None]], 1)
         n, members = len(deltas), len(self.members)
         order = rng.permutation(n)
         held_count = min(max(int(holdout_ratio * n), 1), most_held) if holdout_ratio else 0
@@ -111,9 +107,7 @@ class EnsembleReference:
         self.mean, std = inputs.mean(0).float(), inputs.std(0, correction=0)
         self.std = torch.where(std < 1e-12, 1.0, std).float()
 
-        updates, improved_at, waited, log = 0, 0, 0, []
-        least_errors, least_likelihood = [math.inf] * members, math.inf
-        best: list[Any] = [(math.inf, math.inf, None)] * members  # likelihood, error and weights
+        updates, log, progress = 0, [], Progress(members)
         while True:
             rows = rng.permuted(rows, axis=1)
             for start in range(0, rows.shape[1], batch_size):
@@ -123,30 +117,21 @@ class EnsembleReference:
                 metrics = self.update([{name: x[own[places]] for name, x in columns.items()} for own in rows])
                 updates += 1
             log.append({**metrics, "model_epoch": len(log) + 1, "model_updates_done": updates})
+            same = {name: x[rows[0, :batch_size]] for name, x in columns.items()}
             if held_count:
+                same = {name: x[:batch_size] for name, x in held.items()}
+                weights = [[layer.state_dict() for layer in member] for member in self.members]
                 scores = [self.scores(k, held) for k in range(members)]
-                mean_likelihood = float(np.mean([likelihood for _, likelihood in scores]))
-                log[-1] |= {"holdout_error": float(np.mean([e for e, _ in scores])), "holdout_nll": mean_likelihood}
-                progress = mean_likelihood < least_likelihood - 0.1
-                least_likelihood = mean_likelihood if progress else least_likelihood
-                for k, (error, likelihood) in enumerate(scores):
-                    if likelihood < best[k][0]:
-                        best[k] = likelihood, error, copy.deepcopy([layer.state_dict() for layer in self.members[k]])
-                    if error < 0.99 * least_errors[k]:
-                        least_errors[k], progress = error, True
-                waited, improved_at = (0, updates) if progress else (waited + 1, improved_at)
-            same = {name: x[:batch_size] for name, x in held.items()}
-            if not held_count:
-                same = {name: x[rows[0, :batch_size]] for name, x in columns.items()}
+                log[-1] |= progress.note(scores, weights, updates)
             log[-1]["ensemble_disagreement"] = self.disagreement(same["obs"], same["actions"])
-            converged = held_count and waited > patience and updates - improved_at > patience_updates
-            if updates == most_updates or converged:
+            waited = progress.waited > patience and updates - progress.improved_at > patience_updates
+            if updates == most_updates or (held_count and waited):
                 break
         if held_count:
-            for member, (_, _, weights) in zip(self.members, best):
-                for layer, state in zip(member, weights):
+            for member, (_, _, best) in zip(self.members, progress.best):
+                for layer, state in zip(member, best):
                     layer.load_state_dict(state)
-            self.elites = sorted(range(members), key=lambda k: best[k][1])[: len(self.elites)]
+            self.elites = sorted(range(members), key=lambda k: progress.best[k][1])[: len(self.elites)]
         return log
 
     def state_like(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -158,3 +143,29 @@ class EnsembleReference:
             state[f"{place}.bias"] = torch.stack([member[i].bias[None] for member in self.members])
         state |= {"max_logvar": self.max_logvar, "min_logvar": self.min_logvar, "elites": torch.tensor(self.elites)}
         return {**state, "input_mean": self.mean, "input_scale": 1 / self.std}
+
+
+def likelihood(predicted: Normal, targets: torch.Tensor) -> torch.Tensor:
+    """Twice the negative log-likelihood, without its constant, averaged over rows and dimensions."""
+    return (-2 * predicted.log_prob(targets) - math.log(2 * math.pi)).mean()
+
+
+class Progress:
+    """Of a fit, on held-out rows: some member's error falls by a hundredth, or the mean likelihood by a tenth."""
+
+    def __init__(self, members: int) -> None:
+        self.least_errors, self.least_likelihood = [math.inf] * members, math.inf
+        self.best: list[Any] = [(math.inf, math.inf, None)] * members  # likelihood, error and weights
+        self.waited = self.improved_at = 0
+
+    def note(self, scores: list[tuple[float, float]], weights: list[Any], updates: int) -> dict[str, float]:
+        error, mean = (float(np.mean(part)) for part in zip(*scores))
+        progress = mean < self.least_likelihood - 0.1
+        self.least_likelihood = mean if progress else self.least_likelihood
+        for k, (own_error, own_likelihood) in enumerate(scores):
+            if own_likelihood < self.best[k][0]:
+                self.best[k] = own_likelihood, own_error, copy.deepcopy(weights[k])
+            if own_error < 0.99 * self.least_errors[k]:
+                self.least_errors[k], progress = own_error, True
+        self.waited, self.improved_at = (0, updates) if progress else (self.waited + 1, self.improved_at)
+        return {"holdout_error": error, "holdout_nll": mean}

@@ -69,8 +69,12 @@ def rollouts(
             reward = float(drawn[-1])
             if penalty is not None:
                 reward -= penalty[1] * uncertainty(ensemble, x, a, penalty[0])
-            rows.append({"obs": x.numpy(), "actions": a.numpy(), "rewards": reward, "next_obs": (x + drawn[:-1]).numpy()})
-            done = terminated is not None and terminated(*(rows[-1][n][None] for n in ("obs", "actions", "next_obs")))[0]
+            rows.append(
+                {"obs": x.numpy(), "actions": a.numpy(), "rewards": reward, "next_obs": (x + drawn[:-1]).numpy()}
+            )
+            done = (
+                terminated is not None and terminated(*(rows[-1][n][None] for n in ("obs", "actions", "next_obs")))[0]
+            )
             rows[-1]["dones"] = float(done)
         steps.append({name: np.stack([row[name] for row in rows]) for name in rows[0]})
         going_on = [row["next_obs"] for row in rows if not row["dones"]]

@@ -29,7 +29,9 @@ def statistics(elites: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.as_tensor(mean), torch.as_tensor(sum((plan - mean) ** 2 for plan in elites) / len(elites))
 
 
-def cem(value: Value, low: Any, high: Any, mean: Any, *, candidates: int, elites: int, iterations: int, alpha: float) -> Any:
+def cem(
+    value: Value, low: Any, high: Any, mean: Any, *, candidates: int, elites: int, iterations: int, alpha: float
+) -> Any:
     """Samples are normal, truncated at two deviations, with deviations that keep them in the box; the result is the last mean."""
     mean = (low + high) / 2 if mean is None else torch.minimum(torch.maximum(mean, low), high)
     variance = (high - low) ** 2 / 16
@@ -60,7 +62,9 @@ def coloured(white: torch.Tensor, colour: float = 2.0) -> torch.Tensor:
     return result / math.sqrt(power)
 
 
-def icem(value: Value, low: Any, high: Any, mean: Any, *, candidates: int, elites: int, iterations: int, alpha: float) -> Any:
+def icem(
+    value: Value, low: Any, high: Any, mean: Any, *, candidates: int, elites: int, iterations: int, alpha: float
+) -> Any:
     """Coloured noise, clipped; a fifth fewer candidates each time; three tenths of the elites come along; the result is the best ever seen."""
     mean = (low + high) / 2 if mean is None else torch.minimum(torch.maximum(mean, low), high)
     variance, kept = (high - low) ** 2 / 16, []

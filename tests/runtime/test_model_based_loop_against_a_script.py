@@ -64,7 +64,7 @@ def assert_rows_of_the_script(data, num_envs, first=True):
     number, t = obs.T
     units = LOW + (data["actions"][:, 0] + 1) / 2 * (HIGH - LOW)
     over = t + 1 == length(number)
-    np.testing.assert_array_equal(next_obs, obs + [0, 1])
+    np.testing.assert_array_equal(next_obs, obs + np.array([0, 1]))
     np.testing.assert_allclose(data["rewards"], paid(number, t, units), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(data["dones"], over & (number % 2 == 0))
     np.testing.assert_array_equal(data["truncations"], over & (number % 2 == 1))
@@ -125,6 +125,13 @@ class Spies:
             return acting
 
         self.patch(learner, "act", noted)
+
+    def watch_update_of_kind(self, learner, kind):
+        def updated(agent, batch, *, global_step):
+            self.events.append((global_step, kind))
+            self.batches.append(batch)
+
+        self.patch(learner, kind, self.before(getattr(learner, kind), updated))
 
     def watch_updates(self):
         def updated(run, agent, batch):
@@ -235,7 +242,9 @@ def test_pets_fits_and_plans_when_the_script_does(tiny, monkeypatch, changes, st
         return run_fit(fit, data)
 
     monkeypatch.setattr(ModelFit, "run", noted)
-    config = tiny("pets", env_id="ModelScript-v0", total_timesteps=60, **{**PETS, "model_updates_per_step": None, **changes})
+    config = tiny(
+        "pets", env_id="ModelScript-v0", total_timesteps=60, **{**PETS, "model_updates_per_step": None, **changes}
+    )
     result = straight_or_resumed(config, stop)
     steps = [20, 30, 45, 60]
     updates = [6] * 4 if changes else [40, 40, 40, 5 * 8]
@@ -263,7 +272,12 @@ def test_mopo_fits_once_and_imagines_and_learns_when_the_script_does(tiny, monke
         spies.watch_rollouts()
         spies.watch_updates()
         options = {"dataset_size": 31, "batch_size": 8, "model_updates": 3, "rollout_refresh_interval": 10}
-        options |= {"rollout_horizon": 2, "rollout_batch_size": 50, "rollouts_retained": 2, "synthetic_batch_ratio": 0.5}
+        options |= {
+            "rollout_horizon": 2,
+            "rollout_batch_size": 50,
+            "rollouts_retained": 2,
+            "synthetic_batch_ratio": 0.5,
+        }
         config = tiny("mopo", env_id="ModelScript-v0", total_timesteps=32, **options)
         result = straight_or_resumed(config, stop)
         script = [(0, "fit", 31), (0, "terminations", 31)]
@@ -278,7 +292,13 @@ def test_mopo_fits_once_and_imagines_and_learns_when_the_script_does(tiny, monke
 
 # ---- Dreamer
 
-DREAMER = {"learning_starts": 22, "initial_random_steps": 9, "sequence_length": 6, "batch_size": 3, "train_frequency": 4}
+DREAMER = {
+    "learning_starts": 22,
+    "initial_random_steps": 9,
+    "sequence_length": 6,
+    "batch_size": 3,
+    "train_frequency": 4,
+}
 
 
 def stream_of(loop, env):
@@ -314,13 +334,7 @@ def test_dreamer_acts_stores_and_learns_when_the_script_does(tiny, monkeypatch, 
     spies, learner = Spies(monkeypatch), get_algorithm_spec("dreamer").build.__globals__["Dreamer"]
     spies.watch_acting(learner)
     for kind in ("update", "update_world_model", "update_actor_critic"):
-
-        def noted(agent, batch, *, global_step, kind=kind, update=getattr(learner, kind)):
-            spies.events.append((global_step, kind))
-            spies.batches.append(batch)
-            return update(agent, batch, global_step=global_step)
-
-        monkeypatch.setattr(learner, kind, noted)
+        spies.watch_update_of_kind(learner, kind)
     options = {**DREAMER, "world_model_updates": 1, "actor_critic_updates": 1, **changes}
     config = tiny("dreamer", env_id=env_id, total_timesteps=48, num_envs=n, **options)
     result = straight_or_resumed(config, stop)

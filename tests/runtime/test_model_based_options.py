@@ -29,7 +29,9 @@ SPACES = SimpleNamespace(
 
 
 def plan(env_id="Nowhere-v0", actions=None):
-    env = SPACES if actions is None else SimpleNamespace(observation_space=SPACES.observation_space, action_space=actions)
+    env = (
+        SPACES if actions is None else SimpleNamespace(observation_space=SPACES.observation_space, action_space=actions)
+    )
     return Blueprint(Spaces.of(env), torch.device("cpu"), env_id)
 
 
@@ -168,6 +170,21 @@ def test_dreamers_options_reach_its_optimizers_and_losses():
     assert (learner._horizon, learner._starts) == (7, 8)
     learner.set_control("entropy_coef", 0.01)
     assert learner._entropy_coef == 0.01
+
+
+@pytest.mark.parametrize(("capacity", "rows"), [(1_000, 2 * 50 + 2 * 6), (20, 20)])
+def test_sequences_are_kept_in_a_buffer_of_their_size_and_no_more_than_a_run_can_have(capacity, rows):
+    """An episode of one step has two observations."""
+    run = SimpleNamespace(
+        config=SimpleNamespace(total_timesteps=50, num_envs=2), spaces=plan().spaces, device=torch.device("cpu"),
+        rng=lambda name: Rng(0, name),
+    )  # fmt: skip
+    buffer = dreamer_trainer.make_sequences(
+        run, dreamer_trainer.DreamerOptions(buffer_capacity=capacity, sequence_length=4)
+    )
+    assert (buffer.capacity, buffer.num_envs, buffer.sequence_length) == (rows, 2, 4)
+    with pytest.raises(ConfigError, match="cannot hold sequences of 4"):
+        dreamer_trainer.make_sequences(run, dreamer_trainer.DreamerOptions(buffer_capacity=6, sequence_length=4))
 
 
 # ---- data that lacks what comes after a termination
