@@ -9,9 +9,9 @@ import torch
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.dreamer import DreamerReference
 from oracles.precision import double_precision
-from rl_training.algorithms.dreamer import Dreamer
+from rl_training.algorithms.dreamer import Dreamer, kl_losses
 from rl_training.models.normalizer import ObservationNormalizer
-from rl_training.models.rssm import Size
+from rl_training.models.rssm import Size, kl_divergence
 
 LENGTH, SEQUENCES = 6, 3
 SMALL = {"deter": 8, "hidden": 6, "latents": 2, "classes": 3, "units": 8, "depth": 2}
@@ -158,6 +158,17 @@ def test_actions_out_of_bounds_count_as_the_bounds_for_actor_and_rssm_alike():
     assert torch.equal(learner.actor.as_inputs(beyond), bounds)
     embed = learner.world_model.rssm.embed
     assert torch.equal(embed(beyond), embed(bounds)) and not torch.equal(embed(bounds), embed(-bounds))
+
+
+def test_the_divergence_of_categoricals_by_hand():
+    """KL((0.9, 0.1) || (0.5, 0.5)) is 0.3681, and the other way round 0.5108; latents add up, and less than one nat counts as one."""
+    p, q = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
+    assert kl_divergence(torch.stack([p]), torch.stack([q])).item() == pytest.approx(0.3681, abs=1e-4)
+    assert kl_divergence(torch.stack([q]), torch.stack([p])).item() == pytest.approx(0.5108, abs=1e-4)
+    four, of_four = torch.stack([p] * 4), torch.stack([q] * 4)
+    for loss in kl_losses(four, of_four):
+        assert loss.item() == pytest.approx(4 * 0.3681, abs=1e-3)
+    assert [loss.item() for loss in kl_losses(four[:2], of_four[:2])] == [1.0, 1.0]
 
 
 def test_images_of_other_sides_are_averaged_over_areas():

@@ -2,9 +2,11 @@
 
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from oracles import planning
 from oracles.ensemble import EnsembleReference
@@ -97,3 +99,40 @@ def test_a_plan_in_a_box_of_the_callers_own():
     search = {"candidates": 8, "elites": 3, "iterations": 2, "alpha": 0.1}
     plan = planning.cem(lambda plans: reference.values(obs, plans), *box, None, **search)
     np.testing.assert_allclose(action, plan[0], rtol=1e-5)
+
+
+class Simulator(nn.Module):
+    """Pendulum-v1 itself as a model of one member."""
+
+    obs_dim, action_dim, num_ensembles = 3, 1, 1
+
+    def __init__(self):
+        super().__init__()
+        self.env, self.weight = gym.make("Pendulum-v1").unwrapped, nn.Parameter(torch.zeros(()))
+        self.env.reset(seed=0)
+
+    def ensemble_parameters(self):
+        return [self.weight]
+
+    def from_here(self, obs, actions):
+        """The observation after these actions in [-1, 1], and the rewards on the way."""
+        self.env.state, rewards = np.array([np.arctan2(obs[1], obs[0]), obs[2]]), []
+        for action in actions:
+            obs, reward, *_ = self.env.step(2 * action)
+            rewards.append(reward)
+        return obs, rewards
+
+    def predict_distribution(self, obs, actions):
+        steps = [self.from_here(x, a[None]) for x, a in zip(obs.double().numpy(), actions.numpy())]
+        rows = [[*(after - x), *reward] for x, (after, reward) in zip(obs.numpy(), steps)]
+        means = torch.tensor(np.array(rows), dtype=torch.float32)[None]
+        return means, torch.full_like(means, -1e9)
+
+
+def test_with_the_simulator_as_its_model_a_plan_is_worth_what_it_earns():
+    model = Simulator()
+    learner = PETS(dynamics_model=model, learning_rate=1e-3)
+    obs, plans = model.env.reset(seed=1)[0], torch.rand(4, 6, 1) * 2 - 1
+    values = learner.values_of(torch.from_numpy(obs), plans, 2)
+    earned = [sum(model.from_here(obs.astype(np.float64), plan.numpy())[1]) for plan in plans]
+    np.testing.assert_allclose(values, earned, rtol=1e-4)
