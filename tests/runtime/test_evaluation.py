@@ -30,6 +30,11 @@ class Lottery(gym.Env):
         self.length, self.t = int(self.np_random.integers(1, 9)), 0
         return np.array([self.length, 0], np.float32), {}
 
+    closed = False
+
+    def close(self):
+        self.closed = True
+
     def step(self, action):
         self.t += 1
         over = self.t == self.length
@@ -146,6 +151,28 @@ def test_most_steps_cuts_and_watchers_see_every_observation():
     assert metrics["eval_length_mean"] == lengths.mean() and metrics["eval_episodes_cut"] == 0
     assert [(k, obs[1]) for k, _, obs in seen] == [(k, t) for k, n in enumerate(lengths) for t in range(int(n) + 1)]
     assert all(env.unwrapped.t == obs[1] for _, env, obs in seen[-1:])
+
+
+@pytest.mark.parametrize(("limited", "longest"), [(True, 6), (False, 3)])
+def test_an_episode_that_goes_on_for_ever_is_cut_counted_and_warned_of(monkeypatch, limited, longest):
+    """After six steps where there is a time limit (beyond that), after three where there is none; other ends are no cuts."""
+    monkeypatch.setattr("rl_training.runtime.evaluation.LONGEST", 6)
+    monkeypatch.setattr("rl_training.runtime.evaluation.UNLIMITED", 3)
+    factory = EnvFactory(lottery()[0].source, {"max_episode_steps": 1000} if limited else {})
+    lengths = lengths_of(9)
+    assert (lengths > longest).any() and (lengths == longest).any() and (lengths < longest).any()
+    cut = int((lengths > longest).sum())
+    with pytest.warns(UserWarning, match=rf"{cut} of 9 episodes of .* were cut after {longest} steps"):
+        metrics = evaluate(Agent(), factory, episodes=9, seed=SEED)
+    assert metrics["eval_episodes_cut"] == cut and metrics["eval_length_mean"] == np.minimum(lengths, longest).mean()
+    asked = evaluate(Agent(), factory, episodes=9, seed=SEED, most_steps=longest)
+    assert asked["eval_episodes_cut"] == 0 and asked["eval_length_mean"] == metrics["eval_length_mean"]
+
+
+def test_its_environment_is_closed():
+    factory, made = lottery()
+    evaluate(Agent(), factory, episodes=1, seed=SEED)
+    assert made[0].closed
 
 
 def test_evaluation_has_wrappers_of_its_own_and_the_environments_own_rewards():
