@@ -140,19 +140,45 @@ def test_an_observation_is_the_brighter_of_the_last_two_frames_and_the_reward_th
     assert [frames_shown(step[0]) for step in steps] == shown and [step[1] for step in steps] == paid
 
 
-def test_the_last_frame_of_a_game_is_seen_even_in_the_middle_of_a_step():
-    env = wrapped(Game(over=6), frame_skip=4)
+@pytest.mark.parametrize("last", [5, 6, 7, 8])
+@pytest.mark.parametrize("end", ["over", "cut"])
+def test_the_last_frame_of_a_game_is_seen_and_nothing_follows_it(end, last):
+    """The game ends at any of the four frames of the second step; it terminates, or is truncated."""
+    env = wrapped(Game(**{end: last}), frame_skip=4)
     env.reset(seed=0)
     env.step(0)
     obs, reward, terminated, truncated, _ = env.step(0)
-    assert 6 in frames_shown(obs) and (reward, terminated, truncated) == (5 + 6, True, False)
+    assert last in frames_shown(obs) and max(frames_shown(obs)) == last == env.unwrapped.ale.frame
+    assert (reward, terminated, truncated) == (sum(range(5, last + 1)), end == "over", end == "cut")
 
 
-def test_a_game_that_is_cut_is_truncated():
-    env = wrapped(Game(cut=6), frame_skip=4)
+@pytest.mark.parametrize("end", ["over", "cut"])
+def test_a_game_that_ends_while_nothing_is_done_starts_again(end):
+    env = wrapped(Game(**{end: 2}), noop_max=3)
+    assert {frames_shown(env.reset(seed=seed)[0])[0] for seed in range(12)} == {
+        0,
+        1,
+    }  # two end it, a third is the first
+    env = wrapped(Game(lives=lambda frame: 3 if frame < 6 else 2, **{end: 7}), terminal_on_life_loss=True)
     env.reset(seed=0)
-    env.step(0)
-    assert env.step(0)[1:4] == (5 + 6, False, True)
+    env.step(1)
+    assert env.step(1)[1:4] == (5 + 6, True, False)
+    assert frames_shown(env.reset()[0]) == [0]  # the step after the lost life was the game's last
+
+
+def test_a_reset_in_the_middle_of_a_game_starts_a_new_one():
+    for options in ({}, {"terminal_on_life_loss": True}):
+        game = Game()
+        env = wrapped(game, **options)
+        env.reset()
+        env.step(1)
+        assert frames_shown(env.reset()[0]) == [0] and game.taken == ["reset", 1, 1, 1, 1, "reset"]
+
+
+def test_sixty_frames_a_second_are_shared_out_among_steps_and_shades_go_from_0_to_255():
+    env = wrapped(Game(), frame_skip=3)
+    assert env.metadata["render_fps"] == 20
+    assert (env.observation_space.low == 0).all() and (env.observation_space.high == 255).all()
 
 
 def test_a_game_starts_with_one_to_noop_max_steps_of_doing_nothing():

@@ -8,7 +8,8 @@ from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
-from toys import Counter
+from rl_training.envs.wrappers import FrameStack
+from toys import Counter, ImageEnv
 
 END, CUT, BOTH = (True, False), (False, True), (True, True)
 SCRIPT = [(3, CUT), (1, END), (2, BOTH), (4, END), (1, CUT)]  # lengths and ends of episodes, over and over
@@ -289,3 +290,37 @@ def test_gray_is_the_luminance_of_a_pixel():
     env = EnvFactory(Painted, {"wrappers": {"pixels": pixels}, "max_episode_steps": 5}).make(training=True)
     obs, _ = env.reset(seed=0)
     assert obs.shape == (1, 40, 60) and obs[0, 0, ::20].tolist() == [12, 23, 5]  # 0.299, 0.587 and 0.114 of 40, rounded
+    assert (env.observation_space.low == 0).all() and (env.observation_space.high == 255).all()
+
+
+@pytest.mark.parametrize("terminate", [True, False])
+def test_pixels_end_as_the_task_does(terminate):
+    pixels = {"wrappers": {"pixels": {"resize_shape": [36, 36]}}}
+    env = EnvFactory(lambda: Painted(limit=2, terminate=terminate), pixels).make(training=True)
+    env.reset(seed=0)
+    assert [env.step(0)[1:4] for _ in range(2)] == [(1.0, False, False), (1.0, terminate, not terminate)]
+
+
+def test_parts_of_an_observation_keep_their_type_and_bounds():
+    class Fine(Counter):
+        observation_space = gym.spaces.Box(np.array([-1.0, -2.0, -3.0]), np.array([1.0, 2.0, 3.0]), dtype=np.float64)
+
+    space = EnvFactory(Fine, {"wrappers": {"keep": [2, 1]}}).make(training=True).observation_space
+    assert space == gym.spaces.Box(np.array([-3.0, -2.0]), np.array([3.0, 2.0]), dtype=np.float64)
+
+
+@pytest.mark.parametrize("keep", [[3], []])
+def test_entries_that_are_not_there_cannot_be_kept(keep):
+    with pytest.raises(ValueError, match=r"wrappers.keep names entries of 1, from 0"):
+        EnvFactory(Counter, {"wrappers": {"keep": keep}}).make(training=True)
+
+
+def test_sixteen_channels_may_stand_last_and_are_stacked_there():
+    env = EnvFactory(lambda: ImageEnv((30, 30, 16)), {"wrappers": {"frame_stack": 2}}).make(training=True)
+    assert env.observation_space.shape == (30, 30, 32)
+    assert Spaces.of(ImageEnv((30, 30, 16))).obs_shape == (16, 30, 30)
+
+
+def test_only_vectors_and_images_are_stacked():
+    with pytest.raises(ValueError, match="frame_stack needs vectors or images"):
+        FrameStack(gym.wrappers.TransformObservation(Counter(), None, gym.spaces.Discrete(3)), 2)

@@ -236,8 +236,13 @@ def digest(value: Any, into: Any) -> None:
         into.update(repr(value).encode())
 
 
-def what_happens(algo: str, env_id: str, env: Any, options: dict[str, Any]) -> str:
-    """A digest of all that a short run with these options ends with, or the words in which it is refused."""
+def what_happens(
+    algo: str, env_id: str, env: Any, options: dict[str, Any], learner: dict[str, Any] | None = None
+) -> str:
+    """A digest of all that a short run with these options ends with, or the words in which it is refused.
+
+    ``learner`` are options that the learner is built with, where they differ from those of its loop.
+    """
     spec = get_algorithm_spec(algo)
     limit, total = ({} if env is not None else {"max_episode_steps": 6}), 10 if algo in SHORT else STEPS
     config = TrainConfig(
@@ -248,7 +253,7 @@ def what_happens(algo: str, env_id: str, env: Any, options: dict[str, Any]) -> s
     try:
         cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
         run = Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[])
-        loop = spec.loop(run, spec.build(cfg, plan), cfg)
+        loop = spec.loop(run, spec.build(cfg if learner is None else spec.config(**learner), plan), cfg)
     except ValueError as error:
         return str(error)
     run.schedules, run.engine = Schedules(loop.agent, cfg, total), Engine(False, 1, "")
@@ -319,6 +324,36 @@ def test_every_option_changes_the_run(algo):
 def test_options_of_conservative_learning_reach_it_for_choices_too(name):
     before, after = options_tried("cql", name)
     assert what_happens("cql", "CartPole-v1", None, before) != what_happens("cql", "CartPole-v1", None, after)
+
+
+@pytest.mark.parametrize("algo", VALUE_BASED)
+def test_the_discount_reaches_the_learner_for_one_step_and_the_replay_for_several(algo):
+    """Returns over several steps bring discounts of their own, which the learner takes in place of its own."""
+    for n_step in (1, 3):
+        before = {**BASE[algo], "n_step": n_step}
+        after = {**before, "gamma": 0.5}
+        usual, by_learner, by_replay = (
+            what_happens(algo, "CartPole-v1", None, *given) for given in [(before,), (before, after), (after, before)]
+        )
+        assert (by_learner != usual, by_replay != usual) == (n_step == 1, n_step == 3)
+
+
+@pytest.mark.parametrize("algo", ON_POLICY)
+def test_the_discount_reaches_the_scale_of_rewards_too(algo):
+    """Two rewards of one are a return of 1.625."""
+    spec, options = get_algorithm_spec(algo), {**BASE[algo], "normalize_rewards": True, "gamma": 0.625}
+    config = TrainConfig(algo=algo, env_id="CartPole-v1", device="cpu", algo_kwargs=options)
+    factory = EnvFactory(config.env_id, {})
+    cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
+    loop = spec.loop(
+        Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(cfg, plan), cfg
+    )
+    scaler = loop.learned_scale if algo == "gail" else loop.reward_scaler
+    ended = np.zeros(1, np.float32)
+    for _ in range(2):
+        scaler.observe(np.ones(1, np.float32), ended)
+    assert scaler.returns.tolist() == [1.625]
+    loop.close()
 
 
 def test_the_driver_evaluates_and_stops_as_the_options_say(tiny):
