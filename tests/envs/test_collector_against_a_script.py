@@ -163,6 +163,34 @@ def test_a_rebuilt_collector_goes_on_as_the_one_that_never_stopped(stop):
 
 
 @pytest.mark.filterwarnings("ignore:.*no time limit")
+def test_a_state_is_of_its_moment_and_a_rebuilt_collector_counts_a_hundred_episodes_too():
+    factory = EnvFactory(lambda: Walk(limit=1), {})
+    first, second = (Collector(factory, 1, seed=0) for _ in range(2))
+    for _ in range(99):
+        first.step(np.zeros(1, np.int64))
+    state, obs = first.state_dict(), first.obs.copy()
+    for collector in (first, second):
+        if collector is second:
+            collector.load_state_dict(state)
+            assert np.array_equal(collector.obs, obs) and not collector.lost.any()
+        for _ in range(3):
+            collector.step(np.zeros(1, np.int64))
+    assert len(second.recent) == 100 and list(second.recent) == list(first.recent)
+
+
+@pytest.mark.filterwarnings("ignore:.*no time limit")
+def test_images_with_their_channels_last_are_turned_on_reset_in_steps_and_when_rebuilt():
+    factory = EnvFactory(lambda: ImageEnv((30, 20, 3), limit=4), {})
+    first, second = (Collector(factory, 2, seed=0) for _ in range(2))
+    assert first.obs.shape == (2, 3, 30, 20)
+    for t in range(2):
+        step = first.step(np.zeros(2, np.int64))
+        assert (step.obs == t).all() and (step.next_obs == t + 1).all() and step.next_obs.shape == (2, 3, 30, 20)
+    second.load_state_dict(first.state_dict())
+    assert not second.lost.any() and np.array_equal(second.obs, first.obs)
+
+
+@pytest.mark.filterwarnings("ignore:.*no time limit")
 def test_another_number_of_environments_is_refused():
     with pytest.raises(ValueError, match="the run has 2 environments, not 3: num_envs cannot change"):
         made(3)[0].load_state_dict(made(2)[0].state_dict())
@@ -313,6 +341,12 @@ def test_parts_of_an_observation_keep_their_type_and_bounds():
 def test_entries_that_are_not_there_cannot_be_kept(keep):
     with pytest.raises(ValueError, match=r"wrappers.keep names entries of 1, from 0"):
         EnvFactory(Counter, {"wrappers": {"keep": keep}}).make(training=True)
+
+
+@pytest.mark.parametrize(("half", "free"), [(0.999e5, ()), (1.001e5, (0,))])
+def test_a_box_is_too_wide_from_a_half_width_of_a_hundred_thousand_on(half, free):
+    box = gym.spaces.Box(np.array([-half, -1.0]), np.array([half, 1.0]), dtype=np.float64)
+    assert Spaces.of(Counter(actions=box)).unbounded == free
 
 
 def test_sixteen_channels_may_stand_last_and_are_stacked_there():
