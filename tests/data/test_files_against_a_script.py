@@ -113,6 +113,57 @@ def test_what_lies_a_rounding_beyond_the_bounds_is_clipped_and_more_is_refused(t
         in_agent_units(data, spaces, "it")
 
 
+def steps_with(actions):
+    """A cut episode with these actions, one a row."""
+    t = np.arange(len(actions), dtype=np.float32)[:, None]
+    ends = {"terminations": np.zeros(len(t)), "truncations": t[:, 0] == len(t) - 1}
+    return TransitionDataset.from_dict({"obs": t, "next_obs": t + 1, "rewards": t[:, 0], "actions": actions, **ends})
+
+
+@pytest.mark.parametrize("units", ["environment", "unit"])
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_actions_beyond_either_bound_are_refused_in_the_words_of_their_units(side, units):
+    spaces = Spaces.of(Counter(actions=gym.spaces.Box(-2.0, 2.0, (1,))))
+    reach = 2.0 if units == "environment" else 1.0
+    words = (
+        "in the environment's own units" if units == "environment" else r"scaled to \[-1, 1\], as dataset_action_units"
+    )
+    with pytest.raises(ValueError, match=rf"up to 1.5 times as far out .*{words}"):
+        in_agent_units(steps_with(np.full((3, 1), 1.5 * side * reach)), spaces, "it", units=units)
+
+
+def test_flags_of_an_action_are_0_or_1_however_many_there_are():
+    spaces = Spaces.of(Counter(actions=gym.spaces.MultiBinary(3)))
+    assert in_agent_units(steps_with(np.array([[1, 0, 1]] * 3)), spaces, "it").actions.tolist() == [[1, 0, 1]] * 3
+    with pytest.raises(ValueError, match="beyond those of the environment"):
+        in_agent_units(steps_with(np.array([[2, 0, 1]] * 3)), spaces, "it")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "extremes", "rows", "doubtful"),
+    [
+        (-2.0, 2.0, (-0.99, 0.5), 100, True),  # at the edge of [-1, 1] on one side alone
+        (-2.0, 2.0, (-0.5, 1.0005), 100, True),  # a rounding beyond it
+        (-2.0, 2.0, (-0.9, 0.9), 100, False),  # not at the edge
+        (-2.0, 2.0, (-1.2, 0.99), 100, False),  # beyond it
+        (-2.0, 2.0, (-0.99, 0.99), 99, False),  # too few to tell
+        (-2.0, 1.0, (-0.99, 0.99), 100, False),  # the bounds are no wider on both sides
+        (-1.0, 2.0, (-0.99, 0.99), 100, False),
+        (-np.inf, np.inf, (-0.99, 0.99), 100, False),  # no bounds to be scaled by
+    ],
+)
+def test_actions_look_scaled_only_at_the_edge_of_minus_one_one_within_wider_bounds(low, high, extremes, rows, doubtful):
+    spaces = Spaces.of(Counter(actions=gym.spaces.Box(low, high, (1,))))
+    data = steps_with(np.linspace(*extremes, rows)[:, None])
+    if doubtful:
+        with pytest.raises(ValueError, match="set dataset_action_units"):
+            in_agent_units(data, spaces, "it", units="auto")
+    else:
+        in_agent_units(data, spaces, "it", units="auto")
+    data.meta["minari_id"] = "a/b-v0"  # which records what the environment took
+    in_agent_units(data, spaces, "it", units="auto")
+
+
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_a_run_learns_from_the_rows_with_wrapped_scaled_shifted_and_clipped_rewards(tmp_path, kind):
     """Rewards: doubled and clipped to 6 by the wrapper, then halved, plus one, then within [0.9, 3.5]."""
