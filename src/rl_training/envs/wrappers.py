@@ -222,8 +222,10 @@ class AtariPreprocessing(gym.Wrapper):
                         f"wrappers.atari repeats actions itself, and a step of the environment within took {taken} "
                         "frames: leave out what repeats them there"
                     )
-            if self._lives_matter and self._ale.lives() < self.lives and not (terminated or truncated):
-                self.life_lost = terminated = True
+            if self._lives_matter:
+                had, self.lives = self.lives, self._ale.lives()  # lives can be won, too
+                if self.lives < had and not (terminated or truncated):
+                    self.life_lost = terminated = True
             if repeat >= self.frame_skip - 2 or terminated or truncated:
                 self._screen(self._screens[repeat % 2].squeeze())
             if terminated or truncated:
