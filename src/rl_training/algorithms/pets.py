@@ -72,7 +72,7 @@ class PETS(EnsembleDynamics):
         for row, start in zip(obs, carry):
             seed = 0 if deterministic else int(stream(rng).integers(2**62))
             where, mean = arrays_to_device(self._device, row.astype(np.float32), start)
-            plan = to_host(self._plan(where, mean, -high, high, self._planner, self._particles, seed))[0]
+            plan = to_host(self._plan(where, -high, high, self._planner, self._particles, seed, mean))[0]
             actions.append(plan[0])
             starts.append(np.concatenate([plan[1:], np.zeros_like(plan[:1])]))
         return Acting(np.stack(actions), carry=np.stack(starts))
@@ -99,17 +99,17 @@ class PETS(EnsembleDynamics):
         low, high = (bound.expand(horizon, self.model.action_dim) for bound in bounds)
         planner = CEM(candidates=num_candidates, elites=num_topk, iterations=num_iterations)
         seed = 0 if deterministic else int(torch.randint(2**62, ()))
-        return to_host(self._plan(start, None, low, high, planner, num_particles, seed)[0])[0]
+        return to_host(self._plan(start, low, high, planner, num_particles, seed, None)[0])[0]
 
     def _plan(
         self,
         obs: torch.Tensor,
-        mean: torch.Tensor | None,
         low: torch.Tensor,
         high: torch.Tensor,
         planner: Planner,
         particles: int,
         seed: int,
+        mean: torch.Tensor | None,
     ) -> torch.Tensor:
         devices = range(torch.cuda.device_count())
         with torch.random.fork_rng(devices=devices):  # planning has random numbers of its own
