@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -41,41 +39,39 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 _kernels: list[torch.library.Library] = []
 
 
-@dataclass
-class Transfers:
-    """How often data crossed to the device and from it, and which lines of the package asked for it."""
+class Transfer(NamedTuple):
+    """Something that crossed: ``to`` the device or ``back``, the file of the package that asked for it, and the
+    functions of the package that were being called, innermost first."""
 
-    to: int = 0
-    back: int = 0
-    places: Counter[str] = field(default_factory=Counter)  # "file.py: function to" or "... back"
-
-    def count(self, way: str) -> None:
-        setattr(self, way, getattr(self, way) + 1)
-        frame: Any = sys._getframe(2)
-        while frame is not None and PACKAGE not in frame.f_code.co_filename:
-            frame = frame.f_back
-        if frame is not None:
-            file = frame.f_code.co_filename.split(PACKAGE)[-1]
-            self.places[f"{file}: {frame.f_code.co_qualname} {way}"] += 1
+    way: str
+    file: str
+    callers: tuple[str, ...]
 
 
-_counts = [Transfers()]
+_ledgers: list[list[Transfer]] = []
 
 
 @contextmanager
-def counted() -> Iterator[Transfers]:
-    """What crosses while the block runs."""
-    counts = Transfers()
-    _counts.append(counts)
+def transfers() -> Iterator[list[Transfer]]:
+    """The list of what crosses while the block runs; others may write to it too."""
+    ledger: list[Transfer] = []
+    _ledgers.append(ledger)
     try:
-        yield counts
+        yield ledger
     finally:
-        _counts.remove(counts)
+        _ledgers.pop()
 
 
 def _count(way: str) -> None:
-    for counts in _counts[1:]:
-        counts.count(way)
+    if not _ledgers:
+        return
+    callers, files, frame = [], [], sys._getframe(1)
+    while frame is not None:
+        if PACKAGE in frame.f_code.co_filename:
+            callers.append(frame.f_code.co_qualname)
+            files.append(frame.f_code.co_filename.split(PACKAGE)[-1])
+        frame = frame.f_back  # type: ignore[assignment]
+    _ledgers[-1].append(Transfer(way, files[0] if files else "", tuple(callers)))
 
 
 def install() -> torch.device:

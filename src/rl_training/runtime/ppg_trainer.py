@@ -118,10 +118,10 @@ class PPGLoop(OnPolicyLoop):
         """Passes over the kept rollouts: values towards the returns, the policy kept at its present outputs."""
         run, cfg, count = self._run, self._cfg, len(self.remembered)
         columns = (self.remembered.obs[:count], self.remembered.returns[:count])
-        obs, returns = arrays_to_device(run.device, *columns)
+        permutations = (self.shuffle.generator.permutation(count) for _ in range(cfg.aux_epochs))
+        obs, returns, *orders = arrays_to_device(run.device, *columns, *permutations)
         teacher = torch.cat([self.agent.teacher_logits(chunk) for chunk in torch.split(obs, TEACHER_CHUNK)])
-        for _ in range(cfg.aux_epochs):
-            [order] = arrays_to_device(run.device, self.shuffle.generator.permutation(count))
+        for order in orders:
             for rows in torch.split(order, cfg.aux_minibatch_size):
                 batch = {"obs": obs[rows], "returns": returns[rows], "teacher_logits": teacher[rows]}
                 result = run.record_auxiliary_update(self.agent.auxiliary_update(batch, global_step=run.step))
