@@ -1,6 +1,6 @@
 """Every learner on a device that is not a CPU (``pretend_device``), beside the same run on the CPU.
 
-``python other_device.py GROUP FOLDER`` runs a group of cases, writing runs into the folder, and prints one line of JSON
+``python other_device.py GROUP FOLDER [CASE]`` runs a group of cases, writing runs into the folder, and prints one line of JSON
 for each: how far the device's results are from the CPU's, what crossed between host and device for each action and
 each update, and which files asked for it. A run is built, acts, learns, saves, evaluates, is resumed, loaded on the
 device and on the CPU, and has its policy taken out. The process ends with the device installed: one for each group.
@@ -8,10 +8,10 @@ device and on the CPU, and has its policy taken out. The process ends with the d
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from rl_training.algorithms.dynamics import ModelFit
 from rl_training.algorithms.mbpo import MBPO
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.on_policy import OnPolicyLearner
+from rl_training.algorithms.terminations import TerminationClassifier
 from rl_training.artifacts.export import export_checkpoint
 from rl_training.envs.terminations import register_termination
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -309,11 +310,14 @@ def compare(name: str, case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(group: str, folder: str) -> None:
+def main(group: str, folder: str, only: str | None = None) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    TerminationClassifier.UPDATES = 3
     for number, (name, case) in enumerate(GROUPS[group].items()):
-        print(json.dumps(compare(name, case, Path(folder) / str(number))), flush=True)
+        if only in (None, name):
+            print(json.dumps(compare(name, case, Path(folder) / str(number))), flush=True)
 
 
 if __name__ == "__main__":
-    main(*itertools.islice(sys.argv, 1, 3))
+    main(*sys.argv[1:])

@@ -164,20 +164,13 @@ def _on_the_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Every operation of the device."""
     _refuse_mixing(op, args, kwargs)
     name = op._schema.name.removeprefix("aten::")
-    by_mask = name.startswith("index") and _has_mask(args)
-    if name in WAITS or by_mask:
+    if name in WAITS:  # an index of booleans asks for ``nonzero`` first
         _count("back")
     loan = _Loan()
     given, named = [loan.lend(x) for x in args], {key: loan.lend(x) for key, x in kwargs.items()}
     result = op(*given, **named)
     loan.settle()
     return loan.receive(result)
-
-
-def _has_mask(args: tuple[Any, ...]) -> bool:
-    """Whether a tensor is indexed by booleans, so that the result's shape depends on how many are true."""
-    indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-    return any(isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in indices)
 
 
 def _refuse_mixing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
