@@ -1,6 +1,6 @@
 """Every learner on a device that is not a CPU (``pretend_device``), beside the same run on the CPU.
 
-``python other_device.py GROUP FOLDER [CASE]`` runs a group of cases, writing runs into the folder, and prints one line of JSON
+``python other_device.py GROUP FOLDER [CASE [DEVICE]]`` runs a group of cases, writing runs into the folder, and prints one line of JSON
 for each: how far the device's results are from the CPU's, what crossed between host and device for each action and
 each update, and which files asked for it. A run is built, acts, learns, saves, evaluates, is resumed, loaded on the
 device and on the CPU, and has its policy taken out. The process ends with the device installed: one for each group.
@@ -310,13 +310,21 @@ def compare(name: str, case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(group: str, folder: str, only: str | None = None) -> None:
+def main(group: str, folder: str, only: str = "", device: str = pretend_device.NAME) -> None:
+    """``only``: the case of that name; ``device``: another one, with random numbers of its own, is not compared."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     TerminationClassifier.UPDATES = 3
     for number, (name, case) in enumerate(GROUPS[group].items()):
-        if only in (None, name):
-            print(json.dumps(compare(name, case, Path(folder) / str(number))), flush=True)
+        if only not in ("", name):
+            continue
+        place, record = Path(folder) / str(number), {"case": name, "algo": case.algo}
+        if device == pretend_device.NAME:
+            record = compare(name, case, place)
+        else:
+            with runs_on(torch.device(device)):
+                run(case, torch.device(device), place)
+        print(json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":
