@@ -46,7 +46,9 @@ def main() -> int:
     for group in wanted:
         for record in cases(group, args.device):
             rows.append(record)
-            print(record["case"], {name: record[name] for name in ("off", "act", "update") if name in record}, flush=True)
+            print(
+                record["case"], {name: record[name] for name in ("off", "act", "update") if name in record}, flush=True
+            )
     expected = sum(len(GROUPS[group]) for group in wanted)
     print(f"{len(rows)} of {expected} cases ran on {args.device}")
     if args.device == PRETEND and args.group is None and len(rows) == expected:

@@ -115,3 +115,14 @@ def test_a_resumed_run_goes_on_in_bf16_to_the_last_bit(tiny):
     assert state.config["precision"] == "bf16"
     rest = spec.train(config, env=Pictures, checkpoint_state=state)
     same_end(load_checkpoint(whole.checkpoint_path), load_checkpoint(rest.checkpoint_path))
+
+
+def test_compiled_updates_learn_in_bf16_too():
+    """Their gradients are those of an eager update in bf16, nearer than float32's."""
+    eager, compiled, full = dqn("bf16"), dqn("bf16"), dqn("float32")
+    compiled.use_compiled()
+    for learner in (eager, compiled, full):
+        learner.update(batch(), global_step=0)
+    assert compiled.compiled
+    means = [learner.optimizer.mean for learner in (eager, compiled, full)]
+    assert (means[1] - means[0]).norm() < 0.25 * (means[1] - means[2]).norm()
