@@ -118,6 +118,20 @@ def dreamer_table() -> str:
     return "\n".join(lines)
 
 
+def device_table() -> str:
+    """Every learner on the pretend device: how far it is from the CPU, and what crosses each way."""
+    result = json.loads((RESULTS / "device" / "pretend.json").read_text())
+    kinds = {"act": "an action", "update": "an update", "epoch": "an epoch of a fit", "rollout": "an imagined step"}
+    lines = [f"| case | distance from the CPU | {' | '.join(kinds.values())} |", "|---|---|---|---|---|---|"]
+    for row in result["cases"]:
+        crossed = [f"{row[kind]['to']} / {row[kind]['back']}" if any(row[kind].values()) else "" for kind in kinds]
+        lines.append(f"| {row['case']} | {row['off']:.1g} | {' | '.join(crossed)} |")
+    commit = (result["git"] or {}).get("commit", "")[:8]
+    return "\n".join(
+        [*lines, "", f"{len(result['cases'])} cases with torch {result['versions']['torch']}, at {commit}."]
+    )
+
+
 def task(record: dict) -> str:
     """The environment, and which entries of its observations are left where some are hidden."""
     kept = record["config"]["env_kwargs"].get("wrappers", {}).get("keep")
@@ -164,6 +178,7 @@ def page(text: str) -> str:
             "speed": speed_table,
             "fractions": fractions_table,
             "dreamer": dreamer_table,
+            "device": device_table,
             "algorithms": algorithms_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"

@@ -88,7 +88,7 @@ class CQL(SAC):
         noise = torch.randn(2 * rows, samples + 1, dim, device=device)
         drawn = {"noise": noise, "uniform": torch.rand(rows, samples, dim, device=device)}
         if self._bc_updates:
-            drawn["imitate"] = torch.tensor(global_step < self._bc_updates, device=device)
+            drawn["imitate"] = torch.full((), global_step < self._bc_updates, device=device)
         metrics, _ = self.learn({**batch, **drawn})
         self._target.copy_buffers()
         return UpdateResult(metrics, num_gradient_steps=1)

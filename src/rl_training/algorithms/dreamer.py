@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
+from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.metrics import Metrics
 from rl_training.models import kernels
 from rl_training.models.dreamer import Actor, Critic, GreedyDreamer, WorldModel, chunked_mean
@@ -58,10 +59,11 @@ class ReturnScale:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.low, self.high = torch.zeros((), device=device), torch.zeros((), device=device)
+        self._levels = torch.tensor([LOW, HIGH], device=device)
 
     @torch.no_grad()
     def update(self, returns: torch.Tensor) -> torch.Tensor:
-        low, high = torch.quantile(returns.flatten()[:1_000_000], torch.tensor([LOW, HIGH], device=returns.device))
+        low, high = torch.quantile(returns.flatten()[:1_000_000], self._levels)
         self.low.lerp_(low, SCALE_RATE)
         self.high.lerp_(high, SCALE_RATE)
         return (self.high - self.low).clamp(min=1)
@@ -127,17 +129,18 @@ class Dreamer(Learner):
 
     @torch.no_grad()
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
-        carry = torch.from_numpy(self.initial_carry(len(obs)) if carry is None else carry).to(self._device)
-        deter, stoch, last_action = torch.split(carry, list(self._sizes), -1)
-        x = torch.from_numpy(obs).to(self._device)
+        size, carry = self.world_model.rssm.size, self.initial_carry(len(obs)) if carry is None else carry
+        drawn = [] if deterministic else [stream(rng).gumbel(size=(len(obs), size.latents, size.classes))]
+        x, before, *noise = arrays_to_device(self._device, obs, carry, *(gumbel.astype(np.float32) for gumbel in drawn))
+        deter, stoch, last_action = torch.split(before, list(self._sizes), -1)
         deter, logp = self.world_model.posterior(State(deter, stoch), last_action, x)
-        noise = None if deterministic else torch.from_numpy(stream(rng).gumbel(size=tuple(logp.shape)))
-        state = State(deter, self.world_model.rssm.sample(logp, noise))
-        actions, _ = self.head.sample(self.actor(state.features).cpu().numpy(), stream(rng), deterministic)
+        state = State(deter, self.world_model.rssm.sample(logp, noise[0] if noise else None))
+        outputs, *parts = to_host(self.actor(state.features), *state)
+        actions, _ = self.head.sample(outputs, stream(rng), deterministic)
         if not self.actor.categorical:  # a sample outside of the bounds acts as the nearest bound
             actions = actions.clip(-1, 1)
-        taken = self.actor.as_inputs(torch.from_numpy(np.ascontiguousarray(actions)).to(self._device))
-        return Acting(actions, carry=torch.cat([*state, taken], -1).cpu().numpy())
+        taken = self.actor.as_inputs(torch.from_numpy(np.ascontiguousarray(actions))).numpy()
+        return Acting(actions, carry=np.concatenate([*parts, taken], -1))
 
     def policy_module(self) -> torch.nn.Module:
         return GreedyDreamer(self.world_model, self.actor, self._sizes)
@@ -245,7 +248,7 @@ class Dreamer(Learner):
         actor_loss = chunked_mean(loss, CHUNK, features, *self.actor.parameters())
         return actor_loss, {
             "dreamer_actor_loss": actor_loss, "dreamer_entropy": torch.cat(entropies).mean(),
-            "dreamer_imagination_horizon": torch.tensor(float(self._horizon), device=self._device),
+            "dreamer_imagination_horizon": torch.full((), float(self._horizon), device=self._device),
             "dreamer_imagination_reward_mean": imagined["rewards"][1:].mean(),
             "dreamer_return_mean": imagined["returns"].mean(), "dreamer_return_scale": scale,
         }  # fmt: skip

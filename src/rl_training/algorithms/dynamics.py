@@ -11,6 +11,7 @@ import torch
 
 from rl_training.algorithms.base import Learner, Tensors, UpdateResult
 from rl_training.algorithms.terminations import Terminations
+from rl_training.base.devices import arrays_to_device, to_device, to_host
 from rl_training.base.state import Rng
 from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import disagreement
@@ -87,7 +88,7 @@ class EnsembleDynamics(Learner):
     @torch.no_grad()
     def disagreement(self, obs: torch.Tensor, actions: torch.Tensor) -> float:
         """How far members lie apart on the same rows (B, ...), on average."""
-        return float(disagreement(self.model.predict_distribution(obs, actions)[0]).mean())
+        return float(to_host(disagreement(self.model.predict_distribution(obs, actions)[0]).mean())[0])
 
     @torch.no_grad()
     def holdout_scores(
@@ -134,7 +135,7 @@ class ModelFit:
         patience_updates: int = 200,
         standardise_targets: bool = False,
     ) -> None:
-        self._dynamics, self.rng = dynamics, rng
+        self._dynamics, self.rng, self._device = dynamics, rng, device_of(dynamics.model)
         self._standardise_targets = standardise_targets
         self._batch_size, self._ratio = batch_size, holdout_ratio
         self._patience, self._patience_updates = patience, patience_updates
@@ -149,11 +150,10 @@ class ModelFit:
 
     def run(self, data: dict[str, np.ndarray]) -> Iterator[dict[str, float]]:
         """``data``: obs, actions, rewards, next_obs, the same ones until the fit is done. Yields after each epoch."""
-        device = device_of(self._dynamics.model)
-        obs, actions = (torch.as_tensor(data[name], dtype=torch.float32, device=device) for name in ("obs", "actions"))
-        deltas = torch.as_tensor(data["next_obs"], dtype=torch.float32, device=device) - obs
-        rewards = torch.as_tensor(data["rewards"], dtype=torch.float32, device=device)
-        targets = torch.cat([deltas, rewards[:, None]], 1)
+        names = ("obs", "actions", "next_obs", "rewards")
+        columns = (np.asarray(data[name], np.float32) for name in names)
+        obs, actions, next_obs, rewards = arrays_to_device(self._device, *columns)
+        targets = torch.cat([next_obs - obs, rewards[:, None]], 1)
         if not self.active:
             self._begin(obs, actions, targets)
         while self.active:
@@ -166,7 +166,7 @@ class ModelFit:
         self.holdout, train = order[:held], order[held:]
         # never less than a batch, so that all batches are of one size; a bootstrap sample repeats rows anyway
         self.rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
-        used = torch.from_numpy(train)
+        [used] = arrays_to_device(self._device, train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
         if self._standardise_targets:
             self._dynamics.model.standardise_targets(targets[used])
@@ -180,7 +180,8 @@ class ModelFit:
         self.rows = self.rng.generator.permuted(self.rows, axis=1)
         size, count = self._batch_size, self.rows.shape[1]
         # the last batch is filled up with the epoch's first rows: every row has its turn, and batches are of one size
-        rows = torch.from_numpy(self.rows[:, np.arange(-(-count // size) * size) % count])
+        filled = self.rows[:, np.arange(-(-count // size) * size) % count]
+        rows, held = arrays_to_device(self._device, filled, self.holdout)
         result: Any = None
         for index in torch.split(rows, size, 1):
             if self._spent:
@@ -192,8 +193,8 @@ class ModelFit:
         self.epoch += 1
         metrics = dict(result) if result is not None else {}
         if len(self.holdout):
-            metrics |= self._score(obs, actions, targets)
-        same = torch.from_numpy(self.holdout[:size]) if len(self.holdout) else rows[0, :size]
+            metrics |= self._score(obs[held], actions[held], targets[held])
+        same = held[:size] if len(held) else rows[0, :size]
         metrics["ensemble_disagreement"] = self._dynamics.disagreement(obs[same], actions[same])
         if self._spent or self._converged:
             self._finish()
@@ -210,10 +211,10 @@ class ModelFit:
         return bool(len(self.holdout)) and self.waited > self._patience and waited_updates > self._patience_updates
 
     def _score(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        """Mean held-out scores; keeps the weights of members that have improved, and counts epochs without progress."""
-        held = torch.from_numpy(self.holdout)
-        scores = self._dynamics.holdout_scores(obs[held], actions[held], targets[held])
-        errors, likelihoods = (score.double().cpu().numpy() for score in scores)
+        """Mean scores on the held-out rows; keeps the weights of members that have improved, and counts epochs without
+        progress."""
+        scores = to_host(*self._dynamics.holdout_scores(obs, actions, targets))
+        errors, likelihoods = (score.astype(np.float64) for score in scores)
         if not (np.isfinite(errors).all() and np.isfinite(likelihoods).all()):
             raise RuntimeError(f"the model's error on held-out data is not finite: {errors}, likelihoods {likelihoods}")
         better = likelihoods < self.likelihoods
@@ -237,7 +238,8 @@ class ModelFit:
             self.cut_short = not self._converged
             for k in range(model.num_ensembles):
                 self._copy_member(k, self.snapshot, self._dynamics.optimizer.flat)
-            model.elites.copy_(torch.from_numpy(np.argsort(self.errors, kind="stable")[: len(model.elites)]))
+            best = np.argsort(self.errors, kind="stable")[: len(model.elites)]
+            model.elites.copy_(*arrays_to_device(self._device, best))
         self.active, self.fits = False, self.fits + 1
         self.rows, self.holdout, self.snapshot = np.zeros((0, 0), np.int64), np.zeros(0, np.int64), None
 
@@ -283,8 +285,7 @@ class ModelFit:
         self.least_likelihood = state["least_likelihood"]
         if self.active:
             self.most_updates = state["most_updates"]
-        snapshot = state["snapshot"]
-        self.snapshot = snapshot.to(self._dynamics.optimizer.flat.device) if self.active else None
+        self.snapshot = to_device({"snapshot": state["snapshot"]}, self._device)["snapshot"] if self.active else None
 
 
 @torch.no_grad()
@@ -303,15 +304,16 @@ def imagine(
     for _ in range(horizon):
         actions = act(obs)
         next_obs, rewards = sample(obs, actions)
-        finite = torch.isfinite(next_obs).all(1) & torch.isfinite(rewards)
-        if not bool(finite.all()):
-            obs, actions, next_obs, rewards = obs[finite], actions[finite], next_obs[finite], rewards[finite]
-        rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-        columns = {name: column.cpu().numpy() for name, column in rows.items()}
-        dones = np.zeros(len(obs), bool)
+        names = ("obs", "actions", "rewards", "next_obs")
+        columns = dict(zip(names, to_host(obs, actions, rewards, next_obs)))
+        rows = np.flatnonzero(np.isfinite(columns["next_obs"]).all(1) & np.isfinite(columns["rewards"]))
+        if len(rows) < len(obs):
+            columns = {name: column[rows] for name, column in columns.items()}
+        dones = np.zeros(len(rows), bool)
         if terminated is not None:
             dones = np.asarray(terminated(columns["obs"], columns["actions"], columns["next_obs"]), bool)
         yield {**columns, "dones": dones.astype(np.float32)}
-        obs = next_obs[torch.from_numpy(~dones).to(next_obs.device)]
-        if not len(obs):
+        rows = rows[~dones]
+        if not len(rows):
             return
+        obs = next_obs if len(rows) == len(next_obs) else next_obs[arrays_to_device(next_obs.device, rows)]

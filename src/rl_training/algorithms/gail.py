@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.ppo import PPO
+from rl_training.base.devices import to_device
 from rl_training.models.overrides import redefined
 from rl_training.optim.flat import FlatAdam, descend
 
@@ -81,13 +82,15 @@ class GAIL(PPO):
         return imitation_reward(self.discriminator_logits(obs, actions, absorbed), self._reward_type)
 
     def update_discriminator(self, policy_batch: Tensors, expert_batch: Tensors, *, global_step: int) -> UpdateResult:
-        """One step on as many rows of each: ``obs``, ``actions`` and, with absorbing states, ``absorbed``."""
+        """One step on as many rows of each: ``obs``, ``actions`` and, with absorbing states, ``absorbed``; best on the
+        host, where they are observed."""
         policy, expert = ((len(batch["obs"]), "absorbed" in batch) for batch in (policy_batch, expert_batch))
         if policy != expert:
             raise ValueError("batches need as many rows of the expert as of the policy, with the same columns")
         rows = {name: torch.cat([expert_batch[name], policy_batch[name]]) for name in COLUMNS if name in policy_batch}
         if hasattr(self.discriminator, "observe"):
             self.discriminator.observe(rows["obs"])
+        rows = to_device(rows, self._device)
         if self._penalty:
             rows["place"] = torch.rand(len(policy_batch["obs"]), 1, device=self._device)
         return UpdateResult(self.learn(rows, "_learn_discriminator")[0], num_gradient_steps=1)

@@ -17,6 +17,7 @@ from rl_training.algorithms.base import Acting, Tensors, stream
 from rl_training.algorithms.dynamics import EnsembleDynamics, gaussian_ensemble_loss
 from rl_training.algorithms.planning import CEM, Planner
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations, deciding
+from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import sample_from_rows
 
@@ -70,8 +71,8 @@ class PETS(EnsembleDynamics):
         actions, starts = [], []
         for row, start in zip(obs, carry):
             seed = 0 if deterministic else int(stream(rng).integers(2**62))
-            mean = torch.as_tensor(start, device=self._device)
-            plan = self._plan(row, -high, high, self._planner, self._particles, seed, mean).cpu().numpy()
+            where, mean = arrays_to_device(self._device, row.astype(np.float32), start)
+            plan = to_host(self._plan(where, -high, high, self._planner, self._particles, seed, mean))[0]
             actions.append(plan[0])
             starts.append(np.concatenate([plan[1:], np.zeros_like(plan[:1])]))
         return Acting(np.stack(actions), carry=np.stack(starts))
@@ -93,19 +94,16 @@ class PETS(EnsembleDynamics):
         deterministic: bool = True,
     ) -> np.ndarray:
         """The first action (A,) of a plan by the cross-entropy method; ``deterministic``: the same every time."""
-        low, high = (
-            torch.as_tensor(np.asarray(bound), dtype=torch.float32, device=self._device)
-            .expand(self.model.action_dim)
-            .expand(horizon, -1)
-            for bound in (action_low, action_high)
-        )
+        arrays = (np.asarray(x, np.float32) for x in (obs, action_low, action_high))
+        start, *bounds = arrays_to_device(self._device, *arrays)
+        low, high = (bound.expand(horizon, self.model.action_dim) for bound in bounds)
         planner = CEM(candidates=num_candidates, elites=num_topk, iterations=num_iterations)
         seed = 0 if deterministic else int(torch.randint(2**62, ()))
-        return self._plan(np.asarray(obs), low, high, planner, num_particles, seed, None)[0].cpu().numpy()
+        return to_host(self._plan(start, low, high, planner, num_particles, seed, None)[0])[0]
 
     def _plan(
         self,
-        obs: np.ndarray,
+        obs: torch.Tensor,
         low: torch.Tensor,
         high: torch.Tensor,
         planner: Planner,
@@ -113,11 +111,10 @@ class PETS(EnsembleDynamics):
         seed: int,
         mean: torch.Tensor | None,
     ) -> torch.Tensor:
-        start = torch.as_tensor(obs, dtype=torch.float32, device=self._device)
         devices = range(torch.cuda.device_count())
         with torch.random.fork_rng(devices=devices):  # planning has random numbers of its own
             torch.manual_seed(seed)
-            return planner(lambda plans: self.values_of(start, plans, particles), low, high, mean)
+            return planner(lambda plans: self.values_of(obs, plans, particles), low, high, mean)
 
     @torch.no_grad()
     def values_of(self, obs: torch.Tensor, plans: torch.Tensor, particles: int) -> torch.Tensor:
@@ -167,6 +164,6 @@ class PETS(EnsembleDynamics):
         self, function: Rewards | Terminations, state: torch.Tensor, actions: torch.Tensor, next_state: torch.Tensor
     ) -> torch.Tensor:
         """A known function of rows, for all members' particles."""
-        arrays = (x.reshape(-1, x.shape[-1]).cpu().numpy() for x in (state, actions, next_state))
-        values = np.asarray(function(*arrays), np.float32)
-        return torch.as_tensor(values, device=state.device).view(state.shape[:2])
+        arrays = to_host(*(x.reshape(-1, x.shape[-1]) for x in (state, actions, next_state)))
+        [values] = arrays_to_device(state.device, np.asarray(function(*arrays), np.float32))
+        return values.view(state.shape[:2])

@@ -2,10 +2,13 @@
 
 A planner searches the box between ``low`` and ``high`` (H, A) for what maximises ``objective``: sequences (N, H, A) to
 values (N,). It holds no state: ``mean`` is where the search starts, and the result is where the next one may.
+
+On another device than a CPU nothing is read before the plan: a number that the host decides by would make it wait.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +18,7 @@ import torch
 __all__ = ["CEM", "ICEM", "Objective", "Planner", "RandomShooting", "best_of", "ranked"]
 
 Objective = Callable[[torch.Tensor], torch.Tensor]
+TRUNCATION = 2.0  # deviations
 
 
 class Planner(Protocol):
@@ -37,15 +41,24 @@ def within(mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: 
 
 
 def truncated_noise(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Standard normal noise, truncated at two deviations."""
+    """Standard normal noise, truncated at two deviations: by rejection on a CPU, elsewhere by the inverse of the
+    cumulative distribution, which draws once."""
     noise = torch.empty(shape, device=device)
-    return torch.nn.init.trunc_normal_(noise, a=-2.0, b=2.0)
+    if device.type == "cpu":
+        return torch.nn.init.trunc_normal_(noise, a=-TRUNCATION, b=TRUNCATION)
+    mass = math.erf(TRUNCATION / math.sqrt(2))
+    return noise.uniform_(-mass, mass).erfinv_().mul_(math.sqrt(2)).clamp_(-TRUNCATION, TRUNCATION)
 
 
 def best_of(plans: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` plans of highest value, best first; fewer, but at least one, if fewer have a finite value."""
-    finite = int(torch.isfinite(values).sum())
-    return plans[ranked(values).argsort(descending=True, stable=True)[: min(count, max(finite, 1))]]
+    """The ``count`` plans of highest value, best first; fewer, but at least one, if fewer have a finite value.
+
+    On another device than a CPU, those that have one are repeated instead.
+    """
+    order, finite = ranked(values).argsort(descending=True, stable=True), torch.isfinite(values).sum().clamp(min=1)
+    if plans.device.type == "cpu":
+        return plans[order[: min(count, int(finite))]]
+    return plans[order[torch.arange(min(count, len(plans)), device=plans.device) % finite]]
 
 
 def ranked(values: torch.Tensor) -> torch.Tensor:
@@ -69,12 +82,14 @@ class CEM:
         mean = middle(low, high) if mean is None else mean.clamp(low, high)
         variance = ((high - low) / 4).square()
         for _ in range(self.iterations):
-            if float(variance.max()) < self.smallest_variance:
+            found = variance.max() < self.smallest_variance
+            if found.device.type == "cpu" and found:
                 break
             noise = truncated_noise((self.candidates, *mean.shape), mean.device)
             plans = mean + within(mean, variance, low, high) * noise
             elite = best_of(plans, objective(plans), self.elites)
-            mean, variance = self.moved(mean, variance, elite)
+            moved = self.moved(mean, variance, elite)
+            mean, variance = (torch.where(found, old, new) for old, new in zip((mean, variance), moved))
         return mean
 
     def moved(
@@ -100,7 +115,7 @@ class ICEM(CEM):
         mean = middle(low, high) if mean is None else mean.clamp(low, high)
         variance = ((high - low) / 4).square()
         kept = mean[None][:0]
-        best, best_value = mean, -torch.inf
+        best, best_value = mean, torch.full((), -torch.inf, device=mean.device)
         for i in range(self.iterations):
             count = max(int(self.candidates / self.decay**i), 2 * self.elites)
             plans = (mean + variance.sqrt() * self.noise(count, mean)).clamp(low, high)
@@ -109,9 +124,9 @@ class ICEM(CEM):
             plans = torch.cat([plans, kept])
             values = objective(plans)
             elite = best_of(plans, values, self.elites)
-            top = float(ranked(values).max())
-            if top > best_value:
-                best, best_value = elite[0], top
+            highest = ranked(values).max()
+            best = torch.where(highest > best_value, elite[0], best)
+            best_value = torch.maximum(best_value, highest)
             kept = elite[: int(self.kept * self.elites)]
             mean, variance = self.moved(mean, variance, elite)
         return best

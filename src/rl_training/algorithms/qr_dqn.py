@@ -83,7 +83,7 @@ class QRDQN(DQN):
         values = QuantileMeans(q_network, num_quantiles) if values is None else values
         super().__init__(q_network=q_network, values=values, **options)
         self._num_quantiles, self._kappa = num_quantiles, kappa
-        self._taus = midpoints(num_quantiles).to(self._gamma.device)
+        self._taus = midpoints(num_quantiles, self._gamma.device)
 
     def _learn(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.state import Stateful
 from rl_training.models.mlp_mopo import TerminationNetwork
 from rl_training.optim.flat import FlatAdam, descend
@@ -41,14 +42,17 @@ class TerminationClassifier(Learner):
         network, device = self.network, self.optimizer.flat.device
         inputs = np.concatenate([data["obs"], data["actions"], data["next_obs"]], 1).astype(np.float32)
         std = inputs.std(0)
-        network.input_mean.copy_(torch.from_numpy(inputs.mean(0)))
-        network.input_scale.copy_(torch.from_numpy(np.where(std < 1e-6, 1, 1 / np.maximum(std, 1e-6))))
+        scale = np.where(std < 1e-6, 1, 1 / np.maximum(std, 1e-6)).astype(np.float32)
+        for buffer, values in zip(
+            (network.input_mean, network.input_scale), arrays_to_device(device, inputs.mean(0), scale)
+        ):
+            buffer.copy_(values)
         network.prior.fill_(math.log(len(terminal) / len(rest)))
         network.fitted.fill_(True)
-        labels = torch.cat([torch.ones(self.ROWS // 2), torch.zeros(self.ROWS // 2)]).to(device)
+        labels = torch.cat([make(self.ROWS // 2, device=device) for make in (torch.ones, torch.zeros)])
         for _ in range(self.UPDATES):
             index = np.concatenate([rng.choice(kind, self.ROWS // 2) for kind in (terminal, rest)])
-            logits = network(torch.from_numpy(inputs[index]).to(device))
+            logits = network(*arrays_to_device(device, inputs[index]))
             descend((self.optimizer, F.binary_cross_entropy_with_logits(logits, labels)))
         return True
 
@@ -62,9 +66,8 @@ class TerminationClassifier(Learner):
         if not self.fitted:
             return np.zeros(len(obs), bool)
         inputs = np.concatenate([obs, actions, next_obs], 1).astype(np.float32)
-        logits = self.network(torch.from_numpy(inputs).to(self.optimizer.flat.device)) + self.network.prior
-        likely: np.ndarray = (logits > 0).cpu().numpy()
-        return likely
+        logits = self.network(*arrays_to_device(self.optimizer.flat.device, inputs)) + self.network.prior
+        return to_host(logits > 0)[0]
 
 
 class LearnedTerminations(Stateful):

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from rl_training.base.devices import to_host
+
 __all__ = ["Metrics", "both", "measured", "separate"]
 
 
@@ -23,7 +25,7 @@ class Metrics(Mapping[str, float]):
             tensors = self._tensors
             if not isinstance(tensors, torch.Tensor):
                 tensors = torch.stack([tensor.detach().float() for tensor in tensors])
-            self._values = dict(zip(self._names, tensors.tolist()))
+            self._values = dict(zip(self._names, to_host(tensors)[0].tolist()))
         return self._values
 
     def __getitem__(self, name: str) -> float:

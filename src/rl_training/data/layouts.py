@@ -53,10 +53,8 @@ class PackedLayout:
     Row number k lies at k modulo the capacity. With ``reuse``, every batch of one size fills the same tensors again.
     """
 
-    def __init__(
-        self, capacity: int, fields: Mapping[str, Field], *, device: str | torch.device = "cpu", reuse: bool = False
-    ) -> None:
-        self.capacity, self._device, self._reuse = capacity, torch.device(device), reuse
+    def __init__(self, capacity: int, fields: Mapping[str, Field], *, reuse: bool = False) -> None:
+        self.capacity, self._reuse = capacity, reuse
         packed = {name: field for name, field in fields.items() if field.packed}
         self.matrix = np.zeros((capacity, sum(field.width for field in packed.values())), np.float32)
         self.loose = {
@@ -100,11 +98,11 @@ class PackedLayout:
         return slice(start, stop) if stop <= self.capacity else np.arange(start, stop) % self.capacity
 
     def gather(self, index: np.ndarray) -> Tensors:
-        """The rows at ``index`` as tensors on the layout's device."""
+        """The rows at ``index`` as tensors of the host."""
         target = self._gather_packed(index)
-        if not self.loose and self._device.type == "cpu":
+        if not self.loose:
             return PackedBatch(target.views, target.matrix, self._unpack)
-        return self._on_device(self._with_loose(target.views, index))
+        return self._with_loose(target.views, index)
 
     def read(self, index: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at ``index`` as arrays by field."""
@@ -123,9 +121,6 @@ class PackedLayout:
 
     def _with_loose(self, views: Tensors, index: np.ndarray) -> Tensors:
         return {**views, **{name: torch.from_numpy(array[index]) for name, array in self.loose.items()}}
-
-    def _on_device(self, batch: Tensors) -> Tensors:
-        return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
     def state_dict(self, filled: int) -> dict[str, Any]:
         """The first ``filled`` places; the arrays are shared, not copied."""
@@ -152,7 +147,6 @@ class FrameLayout(PackedLayout):
         fields: Mapping[str, Field],
         stack: int,
         *,
-        device: str | torch.device = "cpu",
         reuse: bool = False,
     ) -> None:
         room = capacity + capacity // 10 + 256
@@ -160,7 +154,7 @@ class FrameLayout(PackedLayout):
             raise ValueError(f"a replay buffer of images holds at most {EXACT:,} of them, not {room:,}")
         self.frames = FrameStore(room, fields["obs"].shape, stack, reuse=reuse)
         places = Field((stack,), np.dtype(np.int64))
-        super().__init__(capacity, {**fields, "obs": places, "next_obs": places}, device=device, reuse=reuse)
+        super().__init__(capacity, {**fields, "obs": places, "next_obs": places}, reuse=reuse)
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
         pairs, frames = [], self.frames
@@ -211,7 +205,7 @@ class FrameLayout(PackedLayout):
     def gather(self, index: np.ndarray) -> Tensors:
         batch = self._with_loose(self._gather_packed(index).views, index)
         images = {name: self.frames.take(batch[name].numpy(), name) for name in ("obs", "next_obs")}
-        return self._on_device(batch | images)
+        return batch | images
 
     def read(self, index: np.ndarray) -> dict[str, np.ndarray]:
         columns = super().read(index)

@@ -88,14 +88,14 @@ class PriorData(Stateful):
 
     STATE = ("fingerprint",)
 
-    def __init__(self, data: TransitionDataset, spaces: Spaces, device: torch.device, rng: Rng) -> None:
+    def __init__(self, data: TransitionDataset, spaces: Spaces, device: str | torch.device, rng: Rng) -> None:
         self.fingerprint, self.rng = data.fingerprint(), rng
         self._buffer = self._filled(data, spaces, device, share_frames=True)
         if len(self._buffer) < len(data):  # images that are not in time order share no frames
             self._buffer = self._filled(data, spaces, device, share_frames=False)
 
     def _filled(
-        self, data: TransitionDataset, spaces: Spaces, device: torch.device, *, share_frames: bool
+        self, data: TransitionDataset, spaces: Spaces, device: str | torch.device, *, share_frames: bool
     ) -> ReplayBuffer:
         n = len(data)
         buffer = ReplayBuffer(

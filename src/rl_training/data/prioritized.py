@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.base.batches import PackedBatch, Tensors
+from rl_training.base.devices import to_device, to_host
 from rl_training.data.replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer", "SumTree"]
@@ -85,17 +86,17 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         slices = (np.arange(n) + self.rng.generator.random(n)) / n
         index = tree.find(slices * tree.total)
         weights = (tree[index] * (self.size / tree.total)) ** -(self.beta if beta is None else beta)
-        batch = self.rows(index)
+        batch = self._layout.gather(index)
         batch["weights"].copy_(torch.from_numpy(weights / weights.max()))
-        indices = torch.from_numpy(index)
+        batch, indices = to_device(batch, self._device), torch.from_numpy(index)  # which only the host reads
         if isinstance(batch, PackedBatch):
             return batch.beside(indices=indices)
         return {**batch, "indices": indices}
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """``priorities``: the size of each transition's error."""
-        index = np.asarray(indices, np.int64)
-        errors = np.abs(np.asarray(priorities, np.float64)) + self.epsilon
+        index, sizes = (to_host(x)[0] if isinstance(x, torch.Tensor) else x for x in (indices, priorities))
+        index, errors = np.asarray(index, np.int64), np.abs(np.asarray(sizes, np.float64)) + self.epsilon
         if self.size < min(self.written, self.capacity):  # some may have been evicted since they were drawn
             there = (index - self._first) % self.capacity < self.size
             index, errors = index[there], errors[there]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.base.batches import Tensors
+from rl_training.base.devices import to_device
 from rl_training.base.errors import reason
 from rl_training.base.state import Rng
 from rl_training.data.layouts import numpy_dtype
@@ -141,8 +142,8 @@ class RecurrentReplayBuffer:
         oldest = np.where(self.written > self._rows, self.written % self._rows, 0)
         rows = (oldest[envs] + offset + np.arange(length)[:, None]) % self._rows
         names = ("obs", "actions", "rewards", "dones", "episode_starts")
-        batch = {name: torch.from_numpy(self._columns[name][envs, rows]).to(self._device) for name in names}
-        return {**batch, "mask": torch.ones(length, n, device=self._device)}
+        batch = {name: torch.from_numpy(self._columns[name][envs, rows]) for name in names}
+        return {**to_device(batch, self._device), "mask": torch.ones(length, n, device=self._device)}
 
     def state_dict(self) -> dict[str, Any]:
         rows = [

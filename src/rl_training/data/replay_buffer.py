@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.base.batches import Tensors
+from rl_training.base.devices import to_device
 from rl_training.base.errors import reason
 from rl_training.base.state import Rng
 from rl_training.data.frames import from_frame_ring
@@ -49,6 +50,7 @@ class ReplayBuffer:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity, self.rng = capacity, rng if rng is not None else Rng(0, "replay")
+        self._device = torch.device(device)
         self.written, self.size = 0, 0  # rows ever stored, and how many of the newest can be drawn
         self.newest: int | None = None  # draw from so many of the newest rows only; None: from all of them
         self._window = NStepWindow(n_step, gamma) if n_step > 1 else None
@@ -60,9 +62,9 @@ class ReplayBuffer:
         self._layout: PackedLayout
         try:
             if images and share_frames:
-                self._layout = FrameLayout(capacity, fields, frames, device=device, reuse=reuse)
+                self._layout = FrameLayout(capacity, fields, frames, reuse=reuse)
             else:
-                self._layout = PackedLayout(capacity, fields, device=device, reuse=reuse)
+                self._layout = PackedLayout(capacity, fields, reuse=reuse)
         except MemoryError as error:
             raise ValueError(
                 f"a replay buffer of {capacity:,} transitions does not fit into memory: {reason(error)}"
@@ -117,7 +119,7 @@ class ReplayBuffer:
 
     def rows(self, index: np.ndarray) -> Tensors:
         """The transitions at ``index``, as tensors on the buffer's device."""
-        return self._layout.gather(index)
+        return to_device(self._layout.gather(index), self._device)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Everything that can be drawn, oldest first, by name: for exports."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.base.batches import Tensors
+from rl_training.base.devices import to_device
 from rl_training.base.returns import gae
 from rl_training.base.state import Rng
 
@@ -88,16 +89,21 @@ class RolloutBuffer:
 
     def flat(self) -> Tensors:
         """All T·N rows as tensors on the buffer's device, sharing memory with it on a CPU."""
+        return to_device(self._flat(), self._device)
+
+    def _flat(self) -> Tensors:
         names = ("obs", "actions", "logprobs", "advantages", "returns", "values")
         arrays = {name: getattr(self, name) for name in names}
-        return {k: torch.from_numpy(a.reshape(-1, *a.shape[2:])).to(self._device) for k, a in arrays.items()}
+        return {name: torch.from_numpy(array.reshape(-1, *array.shape[2:])) for name, array in arrays.items()}
 
     def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Tensors]:
         """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
-        rows = self.flat()
-        size = self.num_steps * self.num_envs
+        rows, size = self._flat(), self.num_steps * self.num_envs
         if shuffle:
-            order = torch.from_numpy(self.rng.generator.permutation(size)).to(self._device)
+            rows["order"] = torch.from_numpy(self.rng.generator.permutation(size))
+        rows = to_device(rows, self._device)
+        if shuffle:
+            order = rows.pop("order")
             rows = {name: row.index_select(0, order) for name, row in rows.items()}
         for start in range(0, size, minibatch_size):
             yield {name: row[start : start + minibatch_size] for name, row in rows.items()}

@@ -43,6 +43,9 @@ class TrainConfig(Options):
         "auto",
         "compile updates into one graph; safe: with torch.compile's guards; auto: true if the run is long enough",
     )
+    precision: Literal["float32", "bf16"] = opt(
+        "float32", "numbers that convolutions learn with; bf16: half the size, for GPUs; weights stay float32"
+    )
     threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width, at most OMP_NUM_THREADS")
     progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")

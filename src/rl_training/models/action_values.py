@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.base.devices import to_device
 from rl_training.models.host import (
     MOST_ROWS,
     HostFunction,
@@ -70,7 +71,8 @@ class FractionQuantileMeans(ActionValues):
         return values
 
     def on_tensors(self, network: Any, obs: torch.Tensor) -> torch.Tensor:
-        return quantiles_at(network, obs, self.midpoints[None].to(obs.device)).mean(-1)
+        taus = to_device({"taus": self.midpoints[None]}, obs.device)["taus"]
+        return quantiles_at(network, obs, taus).mean(-1)
 
 
 def _torch_mean_at(network: Any, obs: np.ndarray, taus: np.ndarray, rng: np.random.Generator | None) -> Any:

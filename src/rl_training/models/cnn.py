@@ -9,7 +9,7 @@ from torch import nn
 
 from rl_training.models.mlp import Linear, mlp
 
-__all__ = ["PixelScale", "convolutions", "encoder", "features", "observation_shape"]
+__all__ = ["Convolutions", "PixelScale", "convolutions", "encoder", "features", "observation_shape"]
 
 
 class PixelScale(nn.Module):
@@ -19,12 +19,26 @@ class PixelScale(nn.Module):
         return x.float() / 255.0
 
 
-def convolutions(obs_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+class Convolutions(nn.Sequential):
+    """Convolutions of images to flat features. With ``in_bf16``, they are computed in bfloat16 where there is a
+    gradient; weights, features and all that follows stay float32, and so do acting and targets."""
+
+    in_bf16 = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        forward: Callable[[torch.Tensor], torch.Tensor] = super().forward
+        if not (self.in_bf16 and torch.is_grad_enabled()):
+            return forward(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return forward(x).float()
+
+
+def convolutions(obs_shape: tuple[int, ...]) -> tuple[Convolutions, int]:
     """Convolutions of images (C, H, W), of at least 36 x 36 pixels, to flat features, and the number of features."""
     channels, height, width = obs_shape
     if min(height, width) < 36:
         raise ValueError(f"the convolutional network needs images of at least 36 x 36 pixels, got {height} x {width}")
-    layers = nn.Sequential(
+    layers = Convolutions(
         PixelScale(),
         nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(),
         nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.watch import watch
 from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
@@ -56,9 +57,8 @@ def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Array
 
     The result is an array, or a tuple of arrays if the function returns several tensors.
     """
-    device = device_of(network)
-    y = function(*(torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in arrays))
-    return tuple(part.cpu().numpy() for part in y) if isinstance(y, tuple) else y.cpu().numpy()
+    y = function(*arrays_to_device(device_of(network), *arrays))
+    return to_host(*y) if isinstance(y, tuple) else to_host(y)[0]
 
 
 class HostFunction:

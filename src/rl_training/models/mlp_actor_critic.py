@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.models.cnn import features, observation_shape
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
@@ -117,8 +118,8 @@ class MLPActorCritic(nn.Module):
         with torch.no_grad():
             outputs, _ = self(obs)
             rng = np.random.default_rng(int(torch.randint(2**62, ())))
-            actions, _ = self.head.sample(outputs.cpu().numpy(), rng, deterministic)
-        return self.evaluate_actions(obs, torch.from_numpy(np.ascontiguousarray(actions)).to(obs.device))
+            actions, _ = self.head.sample(to_host(outputs)[0], rng, deterministic)
+        return self.evaluate_actions(obs, *arrays_to_device(obs.device, actions))
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor) -> PolicyOutput:
         """Log-probabilities of given actions, values and entropies, with gradient."""

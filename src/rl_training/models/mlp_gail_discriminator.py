@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rl_training.base.devices import to_host
 from rl_training.models.cnn import features, observation_shape
 from rl_training.models.mlp import mlp, orthogonal_
 from rl_training.models.normalizer import ObservationNormalizer
@@ -86,4 +87,4 @@ class MLPGAILDiscriminator(nn.Module):
     def observe(self, obs: torch.Tensor) -> None:
         """Update the running statistics by observations (B, ...)."""
         if self.normalizer is not None:
-            self.normalizer.observe(obs.cpu().numpy())
+            self.normalizer.observe(*to_host(obs))

@@ -15,9 +15,9 @@ from rl_training.models.noisy import NoisyLinear
 __all__ = ["ImplicitQuantiles", "MLPIQNetwork", "midpoints", "quantiles_at"]
 
 
-def midpoints(count: int) -> torch.Tensor:
+def midpoints(count: int, device: torch.device | None = None) -> torch.Tensor:
     """The midpoints of ``count`` equal parts of [0, 1]."""
-    return (torch.arange(count) + 0.5) / count
+    return (torch.arange(count, device=device) + 0.5) / count
 
 
 class ImplicitQuantiles(nn.Module):
@@ -84,7 +84,7 @@ class MLPIQNetwork(ImplicitQuantiles):
     @staticmethod
     def fractions(rows: int, count: int, random: bool, device: torch.device) -> torch.Tensor:
         """(rows, count) fractions: uniformly random, or the same midpoints in every row."""
-        return torch.rand(rows, count, device=device) if random else midpoints(count).to(device).expand(rows, count)
+        return torch.rand(rows, count, device=device) if random else midpoints(count, device).expand(rows, count)
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,), by the mean of quantiles at midpoints."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rl_training.base.devices import HostBuffers
 from rl_training.models.mlp import EnsembleLinear, ensemble_mlp, mlp
 from rl_training.models.overrides import overridden
 
@@ -191,9 +192,11 @@ def sample_by_one_member(means: torch.Tensor, logvars: torch.Tensor, members: to
     return means[chosen, rows] + (0.5 * logvars[chosen, rows]).exp() * torch.randn_like(means[0])
 
 
-class TerminationNetwork(nn.Module):
+class TerminationNetwork(HostBuffers):
     """The learned termination classifier: (obs, action, next_obs) to the logit of a termination. Not to be used
     before it is ``fitted``."""
+
+    ON_HOST = ("fitted",)
 
     input_mean: torch.Tensor
     input_scale: torch.Tensor

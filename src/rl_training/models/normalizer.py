@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
+from rl_training.base.devices import HostBuffers, arrays_to_device, to_device, to_host
 from rl_training.base.moments import merge_moments
 from rl_training.models.overrides import overridden
 
 __all__ = ["ObservationNormalizer"]
 
 
-class ObservationNormalizer(nn.Module):
+class _OnHost(NamedTuple):
+    """Mean and inverse deviation as arrays, and the versions of the tensors that they were read from."""
+
+    versions: tuple[int, int]
+    mean: np.ndarray
+    inverse_std: np.ndarray
+
+
+class ObservationNormalizer(HostBuffers):
     """(x - mean) / deviation, clipped, with statistics of all observations seen in training; frozen while evaluating.
 
     The statistics are buffers of the agent, so they are saved, loaded and applied wherever the agent goes.
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by ``host``, in acting
+    ON_HOST = ("square", "exact_mean", "count")
 
     mean: torch.Tensor
     inverse_std: torch.Tensor
@@ -36,25 +45,48 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("square", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("exact_mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self._on_host: _OnHost | None = None
 
     def observe(self, rows: np.ndarray) -> None:
         """Update the statistics by observations (B, ...); does nothing in evaluation mode."""
         if not self.training:
             return
         count, mean, square = merge_moments(
-            float(self.count), self.exact_mean.cpu().numpy(), self.square.cpu().numpy(), rows.astype(np.float64)
+            float(self.count), self.exact_mean.numpy(), self.square.numpy(), rows.astype(np.float64)
         )
         self.count.fill_(count)
         self.exact_mean.copy_(torch.as_tensor(mean))
         self.square.copy_(torch.as_tensor(square))
-        self.mean.copy_(self.exact_mean)
-        self.inverse_std.copy_((self.square / count + 1e-8).rsqrt())
+        self._set(self.exact_mean, (self.square / count + 1e-8).rsqrt())
 
     def fit(self, rows: np.ndarray, *, epsilon: float = 1e-3) -> None:
         """Set the statistics to those of a fixed dataset: (x - mean) / (deviation + epsilon)."""
         exact = rows.astype(np.float64)
-        self.mean.copy_(torch.as_tensor(exact.mean(0)))
-        self.inverse_std.copy_(torch.as_tensor(1 / (exact.std(0) + epsilon)))
+        self._set(torch.as_tensor(exact.mean(0)), torch.as_tensor(1 / (exact.std(0) + epsilon)))
+
+    def _set(self, mean: torch.Tensor, inverse_std: torch.Tensor) -> None:
+        """Take over what ``forward`` scales by, in one transfer."""
+        rounded = {"mean": mean.to(self.mean.dtype), "inverse_std": inverse_std.to(self.inverse_std.dtype)}
+        for name, values in to_device(rounded, self.mean.device).items():
+            self._buffers[name].copy_(values)  # type: ignore[union-attr]
+        if self.mean.device.type != "cpu":
+            self._on_host = _OnHost(self._versions(), *(values.numpy() for values in rounded.values()))
+
+    def _versions(self) -> tuple[int, int]:
+        """How often the tensors have been changed in place."""
+        return self.mean._version, self.inverse_std._version
+
+    def _scale(self) -> _OnHost:
+        """Mean and inverse deviation as arrays. Those of another device than a CPU are read again only when they have
+        changed: they are needed for every action."""
+        if self.mean.device.type == "cpu":
+            return _OnHost((0, 0), self.mean.numpy(), self.inverse_std.numpy())
+        if self._on_host is None or self._on_host.versions != self._versions():
+            self._on_host = _OnHost(self._versions(), *to_host(self.mean, self.inverse_std))
+        return self._on_host
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_on_host": None}  # a copy's tensors count their changes anew
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ((x - self.mean) * self.inverse_std).clamp(-self.clip, self.clip)
@@ -63,7 +95,8 @@ class ObservationNormalizer(nn.Module):
         """``forward`` on arrays, for acting."""
         if overridden(self):
             with torch.no_grad():
-                normalised: np.ndarray = self(torch.from_numpy(x).to(self.mean.device)).cpu().numpy()
+                normalised: np.ndarray = to_host(self(*arrays_to_device(self.mean.device, x)))[0]
                 return normalised
-        scaled: np.ndarray = (x - self.mean.cpu().numpy()) * self.inverse_std.cpu().numpy()
+        _, mean, inverse_std = self._scale()
+        scaled: np.ndarray = (x - mean) * inverse_std
         return np.clip(scaled, -self.clip, self.clip, out=scaled)

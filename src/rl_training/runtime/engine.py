@@ -20,10 +20,12 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.options import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.models.cnn import Convolutions
 from rl_training.optim.compiled import cannot_compile, lacking
 
-__all__ = ["Engine", "keep_freed_memory", "processors", "resolve_device"]
+__all__ = ["Engine", "keep_freed_memory", "processors", "resolve_device", "set_precision"]
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4
@@ -38,6 +40,16 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} is set, but torch sees no GPU")
     return device
+
+
+def set_precision(learner: Learner, precision: str) -> None:
+    """Let a learner's convolutions learn in ``precision``; refuse another one than float32 where there are none."""
+    found = [part for module in _modules(learner) for part in module.modules() if isinstance(part, Convolutions)]
+    if precision != "float32" and not found:
+        problem = f"{precision} is for the convolutions of PPO, PPG, GAIL, BC and the DQN family: there are none here"
+        raise ConfigError([(("precision",), problem)])
+    for part in found:
+        part.in_bf16 = precision == "bf16"
 
 
 Compile = bool | Literal["safe"]

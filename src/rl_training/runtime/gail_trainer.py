@@ -11,6 +11,8 @@ import torch
 from pydantic import model_validator
 
 from rl_training.algorithms.gail import GAIL, RewardType
+from rl_training.base.batches import Tensors
+from rl_training.base.devices import to_device, to_host
 from rl_training.base.options import Sizes, opt
 from rl_training.data.prior_data import PriorData
 from rl_training.data.reward_scaler import RewardScaler
@@ -74,7 +76,7 @@ class GAILLoop(OnPolicyLoop):
         self.learned_scale = scaler if cfg.normalize_rewards else None
         data = expert_data(cfg, run.factory, run.spaces)
         run.set_reference_returns(data.meta)
-        self.expert = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
+        self.expert = PriorData(data, run.spaces, "cpu", run.rng("dataset sampling"))
         self.rows = run.rng("discriminator rows")
         self.lengths = [0] * run.config.num_envs  # of the episodes that are under way, with absorbing states
         self._raw_obs, shape = np.zeros_like(self._rollout.obs), self._rollout.rewards.shape
@@ -93,9 +95,12 @@ class GAILLoop(OnPolicyLoop):
             if self._observe is not None:  # observations are scaled for cloning as they will be for acting
                 self._observe(self.expert.columns()["obs"])
             for _ in range(cfg.bc_updates):
-                result = run.record_auxiliary_update(self.agent.clone(self.expert.sample(cfg.discriminator_batch_size)))
+                result = run.record_auxiliary_update(self.agent.clone(self._expert_batch()))
             run.note(**result.metrics)
         yield from super().__iter__()
+
+    def _expert_batch(self) -> Tensors:
+        return to_device(self.expert.sample(self._cfg.discriminator_batch_size), self._run.device)
 
     def on_row_stored(self, t: int, step: Step) -> None:
         self._raw_obs[t] = step.obs
@@ -110,35 +115,38 @@ class GAILLoop(OnPolicyLoop):
         super().finish_rollout()
 
     def flat_rollout(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rollout's observations before normalisation and its actions as the environment took them, flat."""
+        """The rollout's observations before normalisation and its actions as the environment took them, flat, on the
+        host."""
         actions, spaces = self._rollout.actions.reshape(-1, *self._rollout.actions.shape[2:]), self._run.spaces
         if spaces.action_kind == "box":
             actions = spaces.from_env(np.asarray(spaces.to_env(actions)))
         obs = self._raw_obs.reshape(-1, *self._raw_obs.shape[2:])
-        return torch.from_numpy(obs).to(self._run.device), torch.from_numpy(actions).to(self._run.device)
+        return torch.from_numpy(obs), torch.from_numpy(actions)
 
     def train_discriminator(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
         """``discriminator_updates`` steps, each on as many rows of the policy as of the expert."""
         run, size = self._run, self._cfg.discriminator_batch_size
         for _ in range(self._cfg.discriminator_updates):
-            rows = torch.from_numpy(self.rows.generator.integers(len(obs), size=size)).to(run.device)
+            rows = torch.from_numpy(self.rows.generator.integers(len(obs), size=size))
             policy = {"obs": obs[rows], "actions": actions[rows]}
             expert = dict(self.expert.sample(size))
             if self._absorbing is not None:
-                policy["absorbed"] = self._absorbing.policy_mask(size, self.rows.generator).to(run.device)
-                expert["absorbed"] = self._absorbing.expert_mask(size, self.rows.generator).to(run.device)
+                policy["absorbed"] = self._absorbing.policy_mask(size, self.rows.generator)
+                expert["absorbed"] = self._absorbing.expert_mask(size, self.rows.generator)
             result = run.record_auxiliary_update(self.agent.update_discriminator(policy, expert, global_step=run.step))
         run.note(**result.metrics)
 
     def reward_rollout(self, obs: torch.Tensor, actions: torch.Tensor) -> None:
         """Replace the environment's rewards by the discriminator's."""
         rollout, agent, shape = self._rollout, self.agent, self._rollout.rewards.shape
+        obs, actions = to_device({"obs": obs, "actions": actions}, self._run.device).values()
         chunks = zip(torch.split(obs, CHUNK), torch.split(actions, CHUNK))
-        rewards = torch.cat([agent.discriminator_reward(*chunk) for chunk in chunks]).cpu().numpy().reshape(shape)
+        by_row = torch.cat([agent.discriminator_reward(*chunk) for chunk in chunks])
+        rewards = to_host(by_row)[0].reshape(shape)
         self._run.note(imitation_reward=float(rewards.mean()))
         if self._absorbing is not None:
-            absorbed = agent.discriminator_reward(obs[:1], actions[:1], torch.ones(1, device=obs.device))
-            rewards = rewards + np.float32(self._absorbing.bonus(float(absorbed))) * rollout.terminated
+            [absorbed] = to_host(agent.discriminator_reward(obs[:1], actions[:1], torch.ones(1, device=obs.device)))
+            rewards = rewards + np.float32(self._absorbing.bonus(float(absorbed[0]))) * rollout.terminated
         if self.learned_scale is not None:
             for row, ended in zip(rewards, np.maximum(rollout.terminated, rollout.truncated)):
                 self.learned_scale.observe(row, ended)

@@ -12,7 +12,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mbpo import MBPO, rollout_length
 from rl_training.base.options import opt
 from rl_training.runtime.loops.model_based import Imagination, RolloutOptions, learn_terminations, make_fit, run_fit
-from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions, make_replay
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run, crossings
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -74,7 +74,7 @@ class MBPOLoop(OffPolicyLoop):
     """The off-policy loop with a model: fits and refreshes of its rollouts come before the updates of a step."""
 
     def __init__(self, run: Run, agent: Learner, cfg: MBPOOptions) -> None:
-        super().__init__(run, agent, cfg)
+        super().__init__(run, agent, cfg, replay=make_replay(run, cfg, device="cpu"))
         self.fit = make_fit(run, self.agent.dynamics, cfg)
         self.imagination = Imagination(run, self.agent, cfg, longest=max(self._horizon(0), self._horizon(10**12)))
         self._mixed = self.imagination.mixed(self.replay)

@@ -49,7 +49,7 @@ class MOPOLoop(OfflineLoop):
 
     def __init__(self, run: Run, agent: Learner, cfg: MOPOOptions) -> None:
         data = with_final_observations(build_dataset(cfg, run.factory, run.spaces))
-        super().__init__(run, agent, cfg, data=data)
+        super().__init__(run, agent, cfg, data=data, device="cpu")
         self.fit = make_fit(run, self.agent.dynamics, cfg)
         self.imagination = Imagination(run, self.agent, cfg, longest=cfg.rollout_horizon)
         self._mixed = self.imagination.mixed(self.data)

@@ -9,6 +9,7 @@ import torch
 from pydantic import model_validator
 
 from rl_training.algorithms.ppg import PPG
+from rl_training.base.devices import arrays_to_device
 from rl_training.base.options import opt
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
@@ -116,11 +117,11 @@ class PPGLoop(OnPolicyLoop):
     def auxiliary_phase(self) -> None:
         """Passes over the kept rollouts: values towards the returns, the policy kept at its present outputs."""
         run, cfg, count = self._run, self._cfg, len(self.remembered)
-        obs = torch.from_numpy(self.remembered.obs[:count]).to(run.device)
-        returns = torch.from_numpy(self.remembered.returns[:count]).to(run.device)
+        columns = (self.remembered.obs[:count], self.remembered.returns[:count])
+        permutations = (self.shuffle.generator.permutation(count) for _ in range(cfg.aux_epochs))
+        obs, returns, *orders = arrays_to_device(run.device, *columns, *permutations)
         teacher = torch.cat([self.agent.teacher_logits(chunk) for chunk in torch.split(obs, TEACHER_CHUNK)])
-        for _ in range(cfg.aux_epochs):
-            order = torch.from_numpy(self.shuffle.generator.permutation(count)).to(run.device)
+        for order in orders:
             for rows in torch.split(order, cfg.aux_minibatch_size):
                 batch = {"obs": obs[rows], "returns": returns[rows], "teacher_logits": teacher[rows]}
                 result = run.record_auxiliary_update(self.agent.auxiliary_update(batch, global_step=run.step))

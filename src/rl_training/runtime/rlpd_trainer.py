@@ -10,13 +10,14 @@ from torch import nn
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.rlpd import RLPD
+from rl_training.base.devices import to_device
 from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
 from rl_training.data.prior_data import PriorData, build_dataset, rewards_learned_from
 from rl_training.data.sources import Mixed
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions, make_replay
 from rl_training.runtime.loops.offline import _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run
@@ -65,14 +66,14 @@ class RLPDLoop(OffPolicyLoop):
     def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
         collector = run.collector(rewards=rewards_learned_from(cfg, run.factory, data))
-        super().__init__(run, agent, cfg, collector=collector)
-        self.prior = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
+        super().__init__(run, agent, cfg, collector=collector, replay=make_replay(run, cfg, device="cpu"))
+        self.prior = PriorData(data, run.spaces, "cpu", run.rng("dataset sampling"))
         run.set_reference_returns(data.meta)
         if self._observe is not None:
             self._observe(data.obs.numpy())
         self._repeats, self._rows = 1, cfg.batch_size * cfg.gradient_updates_per_step
         share, slices = cfg.offline_batch_ratio, cfg.gradient_updates_per_step
-        self._mixed = Mixed((self.prior, share), (self.replay, 1 - share), slices=slices)
+        self._mixed = Mixed((self.prior, share), (self.replay, 1 - share), slices=slices, device=run.device)
         self._source = self._mixed
 
     def first_update_step(self) -> int:
@@ -82,7 +83,7 @@ class RLPDLoop(OffPolicyLoop):
         run, total = self._run, self._cfg.offline_pretrain_updates
         while run.counters.get("pretrain_updates", 0) < total:
             run.apply_schedules(self.agent)
-            run.update(self.agent, self.prior.sample(self._rows))
+            run.update(self.agent, to_device(self.prior.sample(self._rows), run.device))
             run.stage("pretraining", run.count("pretrain_updates"), total)
             yield
         yield from super().__iter__()

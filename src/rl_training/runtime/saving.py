@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.base.devices import state_to_host
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import (
     SUFFIX,
@@ -56,6 +57,7 @@ class Saver:
         self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, evaluator)
 
     def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, evaluator: Evaluator) -> None:
+        agent, buffers = state_to_host((agent, buffers))
         bad = first_nonfinite(agent)
         if bad:
             raise self.failure(f"{bad} is not finite at step {run.step}")

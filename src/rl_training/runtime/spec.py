@@ -26,7 +26,7 @@ from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
 from rl_training.runtime.driver import Driver
-from rl_training.runtime.engine import resolve_device
+from rl_training.runtime.engine import resolve_device, set_precision
 from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
@@ -147,7 +147,9 @@ class AlgorithmSpec:
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
         )
-        loop = self.loop(run, self.build(options, plan), options)
+        agent = self.build(options, plan)
+        set_precision(agent, config.precision)
+        loop = self.loop(run, agent, options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
             return Driver(run, loop, context).drive(checkpoint_state)

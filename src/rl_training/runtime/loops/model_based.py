@@ -12,6 +12,7 @@ import numpy as np
 from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit, imagine
 from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations
+from rl_training.base.devices import to_device
 from rl_training.base.options import Options, Sizes, opt
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import Mixed, Source
@@ -184,13 +185,15 @@ class Imagination:
         self.counts: list[int] = []
         most = cfg.rollout_batch_size * cfg.rollouts_retained * longest
         self.buffer = ReplayBuffer(
-            cfg.synthetic_buffer_capacity or most, spaces.obs_shape, spaces.action_shape, run.device,
+            cfg.synthetic_buffer_capacity or most, spaces.obs_shape, spaces.action_shape, "cpu",
             spaces.obs_dtype, spaces.action_dtype, rng=run.rng("synthetic"), reuse=True,
         )  # fmt: skip
 
     def refresh(self, source: Source, horizon: int) -> None:
-        """New rollouts from observations of ``source``; older ones than are retained are no longer drawn."""
-        starts = source.sample(self._cfg.rollout_batch_size)["obs"].clone()
+        """New rollouts from observations of ``source``, which is on the host; older ones than are retained are no
+        longer drawn."""
+        sample = source.sample(self._cfg.rollout_batch_size)["obs"].clone()
+        starts = to_device({"obs": sample}, self._run.device)["obs"]
         count = 0
         agent = self._agent
         for rows in imagine(agent.imagined_step, agent.imagined_actions, starts, horizon, agent.terminated):
@@ -206,8 +209,10 @@ class Imagination:
         self._run.note(rollout_rows=float(count), rollout_horizon=float(horizon))
 
     def mixed(self, real: Source) -> Mixed:
-        """Batches of real and imagined transitions in the shares that the options set."""
-        return Mixed((real, 1 - self._cfg.synthetic_batch_ratio), (self.buffer, self._cfg.synthetic_batch_ratio))
+        """Batches of real transitions, from a source on the host, and imagined ones, in the shares that the options
+        set."""
+        share = self._cfg.synthetic_batch_ratio
+        return Mixed((real, 1 - share), (self.buffer, share), device=self._run.device)
 
     def metrics(self, fit: ModelFit, mixed: Mixed) -> dict[str, float]:
         real, synthetic = mixed.counts(self._cfg.batch_size)  # type: ignore[attr-defined]

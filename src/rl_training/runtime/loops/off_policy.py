@@ -72,12 +72,20 @@ class Carry:
             self.value = state["value"].numpy().copy()
 
 
-def make_replay(run: Run, cfg: ReplayOptions, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any) -> ReplayBuffer:
-    """A buffer for the run's transitions; never larger than all of them."""
+def make_replay(
+    run: Run,
+    cfg: ReplayOptions,
+    kind: type[ReplayBuffer] = ReplayBuffer,
+    *,
+    device: str | torch.device | None = None,
+    **options: Any,
+) -> ReplayBuffer:
+    """A buffer for the run's transitions; never larger than all of them. ``device``: where batches go; None: to the
+    run's."""
     spaces = run.spaces
     return kind(
         min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
-        spaces.obs_shape, spaces.action_shape, run.device, spaces.obs_dtype, spaces.action_dtype,
+        spaces.obs_shape, spaces.action_shape, device or run.device, spaces.obs_dtype, spaces.action_dtype,
         rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
     )  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
@@ -47,10 +49,19 @@ class OfflineOptions(DatasetOptions, AlgorithmOptions):
 class OfflineLoop(Loop):
     """Learn from a fixed dataset, the config's unless another is given; a step is an update."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: OfflineOptions, *, data: TransitionDataset | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        agent: Learner,
+        cfg: OfflineOptions,
+        *,
+        data: TransitionDataset | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        """``device``: where the data's batches go; None: to the run's."""
         super().__init__(run, agent, cfg)
         data = build_dataset(cfg, run.factory, run.spaces) if data is None else data
-        self.data = PriorData(data, run.spaces, run.device, run.rng("dataset sampling"))
+        self.data = PriorData(data, run.spaces, device or run.device, run.rng("dataset sampling"))
         self._source: Source = self.data
         run.set_reference_returns(data.meta)
         if agent.normalizer is not None:
