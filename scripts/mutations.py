@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
+from typing import Any
 
 __all__ = ["Mutant", "attributes_of", "mutants_of"]
 
@@ -25,29 +25,25 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
 }  # fmt: skip
 BOUNDARIES = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 REDUCTIONS = {
-    "min": ["max"], "max": ["min"], "amin": ["amax", "mean"], "amax": ["amin", "mean"], "mean": ["sum"], "sum": ["mean"],
+    "min": ["max"], "max": ["min"], "amin": ["amax", "mean"], "amax": ["amin", "mean"], "mean": ["sum"],
+    "sum": ["mean"],
     "minimum": ["maximum"], "maximum": ["minimum"], "argmax": ["argmin"], "argmin": ["argmax"], "any": ["all"],
     "all": ["any"], "floor": ["ceil"], "ceil": ["floor"], "cumsum": ["cumprod"], "cumprod": ["cumsum"],
     "std": ["var"], "var": ["std"],
 }  # fmt: skip
-TWINS = [("obs", "next_obs"), ("terminated", "truncated"), ("terminations", "truncations"), ("actions", "next_actions"),
-         ("prior", "posterior"), ("logp", "next_logp"), ("mean", "logvar"), ("low", "high"), ("dones", "truncations")]  # fmt: skip
-TARGETS = ("target_", "_target_", "slow_")  # a target network is named after the online one
-DROPPED = {"detach", "clone", "copy", "deepcopy", "clamp", "clip", "clamp_min", "clamp_max", "abs", "square", "sqrt"}
-SYMMETRIC = {"min", "max", "minimum", "maximum", "mse_loss", "smooth_l1_loss", "isclose", "allclose", "array_equal",
-             "gcd", "isinstance", "issubclass", "logaddexp", "zip", "getattr", "hasattr", "setattr", "sub", "field"}  # fmt: skip
+TWINS = [
+    ("obs", "next_obs"), ("terminated", "truncated"), ("terminations", "truncations"), ("actions", "next_actions"),
+    ("prior", "posterior"), ("logp", "next_logp"), ("mean", "logvar"), ("low", "high"), ("dones", "truncations"),
+]  # fmt: skip
+TARGET = re.compile("_?(target|slow)_")  # a target network is named after the online one
+COPIES = {"clone", "copy", "deepcopy"}
+DROPPED = {*COPIES, "detach", "clamp", "clip", "clamp_min", "clamp_max", "abs", "square", "sqrt"}
+SYMMETRIC = {
+    "min", "max", "minimum", "maximum", "mse_loss", "smooth_l1_loss", "isclose", "allclose", "array_equal", "gcd",
+    "isinstance", "issubclass", "logaddexp", "zip", "getattr", "hasattr", "setattr",
+}  # fmt: skip
 QUIET = {"warn", "print", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger", "namedtuple", "field", "ConfigDict"}
-IDLE_KEYWORDS = {
-    "device",
-    "stacklevel",
-    "strict",
-    "encoding",
-    "exist_ok",
-    "parents",
-    "non_blocking",
-    "description",
-    "help",
-}
+IDLE = {"device", "stacklevel", "strict", "encoding", "exist_ok", "parents", "non_blocking"}  # keywords
 GRADS = {"torch.no_grad()", "torch.inference_mode()"}
 AXES = {"dim", "axis", "dims"}
 
@@ -130,17 +126,27 @@ class _Finder(ast.NodeVisitor):
         self._strings = {
             n.value for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
+        known = self._words & attributes
+        self._targets = [
+            (online, target)
+            for target in known
+            if TARGET.match(target)
+            for online in known
+            if not TARGET.match(online) and f"_{online}".endswith(TARGET.sub("_", target))
+        ]
         self._names: dict[ast.AST, set[str]] = {}
         self._scopes: list[ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef] = []
         self._statement: tuple[int, int] = (1, 1)
 
     # places ----------------------------------------------------------------------------------------------------------
 
-    def _start(self, node: ast.AST) -> int:
-        return self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+    def _start(self, node: Any) -> int:
+        place: int = self._starts[node.lineno - 1] + node.col_offset
+        return place
 
-    def _end(self, node: ast.AST) -> int:
-        return self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+    def _end(self, node: Any) -> int:
+        place: int = self._starts[node.end_lineno - 1] + node.end_col_offset
+        return place
 
     def _text(self, node: ast.AST) -> str:
         return self.source[self._start(node) : self._end(node)].decode()
@@ -354,7 +360,9 @@ class _Finder(ast.NodeVisitor):
     def _negative(self, node: ast.UnaryOp, value: object) -> None:
         """A sign that is dropped; as an axis or a place, -1 is the last one, and 0 the first."""
         parent = self._parents[node]
-        axis = isinstance(parent, ast.Subscript | ast.Slice | ast.Call | ast.Tuple)
+        if isinstance(parent, ast.Slice):
+            return  # off by one
+        axis = isinstance(parent, ast.Subscript | ast.Call | ast.Tuple)
         axis = axis or (isinstance(parent, ast.keyword) and parent.arg in AXES)
         if isinstance(value, int) and axis:
             self._put("constant", node, str(1 - value))
@@ -362,7 +370,7 @@ class _Finder(ast.NodeVisitor):
             self._put("sign", node, self._text(node.operand))
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        value, new = node.value, None
+        value, new = node.value, ""
         if isinstance(value, str):
             parent = self._parents[node]
             if isinstance(parent, ast.Subscript) or (isinstance(parent, ast.Call) and _name(parent.func) == "get"):
@@ -371,13 +379,13 @@ class _Finder(ast.NodeVisitor):
                         self._put("twin", node, f'"{twin}"')
             return
         if isinstance(value, bool):
-            new = not value
+            new = str(not value)
         elif isinstance(value, int):
-            new = {0: 1, 1: 0}.get(value, value + 1 if value < 10 else 2 * value)
+            new = str({0: 1, 1: 0}.get(value, value + 1 if value < 10 else 2 * value))
         elif isinstance(value, float):
-            new = 1.0 - value if value in (0.0, 1.0) else 0.01 if abs(value) < 1e-4 else 2 * value
-        if new is not None:
-            self._put("constant", node, repr(new))
+            new = str(1.0 - value if value in (0.0, 1.0) else 0.01 if abs(value) < 1e-4 else 2 * value)
+        if new:
+            self._put("constant", node, new)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         self.visit(node.value)
@@ -386,7 +394,7 @@ class _Finder(ast.NodeVisitor):
             if isinstance(part, ast.Slice):
                 for bound, step in ((part.lower, "+"), (part.upper, "-")):
                     if bound is not None and not isinstance(bound, ast.Constant):
-                        self._put("off by one", bound, f"{self._text(bound)} {step} 1")
+                        self._put("off by one", bound, f"{self._whole(bound)} {step} 1")
             self.visit(part)
 
     # names -----------------------------------------------------------------------------------------------------------
@@ -416,12 +424,9 @@ class _Finder(ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             for twin in self._twins(node.attr):
                 self._add("twin", start, end, twin)
-            for prefix in TARGETS:
-                online = node.attr.removeprefix(prefix) if node.attr.startswith(prefix) else None
-                if online in self.attributes or f"_{online}" in self.attributes:
-                    self._add("target", start, end, online if online in self.attributes else f"_{online}")
-                if prefix + node.attr in self._words and prefix + node.attr in self.attributes:
-                    self._add("target", start, end, prefix + node.attr)
+            for online, target in self._targets:
+                if node.attr in (online, target):
+                    self._add("target", start, end, online if node.attr == target else target)
         self.visit(node.value)
 
     # calls -----------------------------------------------------------------------------------------------------------
@@ -439,17 +444,17 @@ class _Finder(ast.NodeVisitor):
             self._dropped(node, name)
         if name == "range":
             last = node.args[0] if len(node.args) == 1 else node.args[1]
-            self._put("off by one", last, f"{self._text(last)} - 1")
+            self._put("off by one", last, f"{self._whole(last)} - 1")
         elif name not in SYMMETRIC:
             self._swapped(node)
         for keyword in node.keywords:
-            if keyword.arg and not any(fnmatch(keyword.arg, idle) for idle in IDLE_KEYWORDS):
+            if keyword.arg and keyword.arg not in IDLE:
                 self._without(node, keyword)
         self.visit(node.func)
         for value in node.args:
             self.visit(value)
         for keyword in node.keywords:
-            if keyword.arg not in IDLE_KEYWORDS:
+            if keyword.arg not in IDLE:
                 self.visit(keyword.value)
 
     def _renamed(self, node: ast.Call, name: str) -> None:
@@ -461,13 +466,12 @@ class _Finder(ast.NodeVisitor):
 
     def _dropped(self, node: ast.Call, name: str) -> None:
         """The call is left out, and what it was made on stays: ``x.detach()`` or ``torch.clamp(x, 0, 1)`` is ``x``."""
-        function = isinstance(node.func, ast.Name) or _name(getattr(node.func, "value", node)) in (
-            "torch",
-            "np",
-            "copy",
-        )
-        kept = node.args[0] if function and node.args else getattr(node.func, "value", None)
-        kind = "gradient" if name == "detach" else "copy" if name in ("clone", "copy", "deepcopy") else "dropped"
+        owner = getattr(node.func, "value", None)
+        function = owner is None or _name(owner) in ("torch", "np", "copy", "math")
+        if not function and node.args and name in COPIES:
+            return  # a method of that name that does something else
+        kept = node.args[0] if function and node.args else owner
+        kind = "gradient" if name == "detach" else "copy" if name in COPIES else "dropped"
         if kept is not None and not isinstance(self._parents[node], ast.Expr):
             self._put(kind, node, self._whole(kept))
 
