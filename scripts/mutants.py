@@ -6,7 +6,7 @@
     python scripts/mutants.py run --files algorithms/sac.py --tests tests/test_sac_update.py tests/algorithms
     python scripts/mutants.py run --again              once more those that survived, after a test was added
     python scripts/mutants.py report                   the score by room, and every survivor
-    python scripts/mutants.py record NAME              the same as benchmarks/results/mutants/NAME.json
+    python scripts/mutants.py record --name NAME       the same as benchmarks/results/mutants/NAME.json
 
 A mutant is killed when a test fails with it. Only tests that reach its line are run: those that killed its neighbours
 first, then the cheapest; all of them before it is said to survive ("unsettled": not all, because of --quick or
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import hashlib
 import importlib
@@ -30,6 +31,7 @@ import json
 import os
 import platform
 import py_compile
+import re
 import resource
 import select
 import signal
@@ -41,6 +43,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from importlib.metadata import version
 from itertools import chain, zip_longest
 from pathlib import Path
 from queue import Empty, Queue
@@ -119,9 +122,12 @@ def attempt(tests: list[str], answer: int, cpu_seconds: int) -> None:
 def serve() -> None:
     """Load the libraries; then, for every line of tests that comes in, fork, run them, and print the result."""
     sys.dont_write_bytecode = True
+    texts = [path.read_text() for folder in ("src", "tests") for path in Path(folder).rglob("*.py")]
+    used = {name for text in texts for name in re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)}
     for library in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(library)
+        if library.split(".")[0] in used:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(library)
     sys.path.remove(str(Path(__file__).parent))
     with tempfile.TemporaryDirectory() as nothing, contextlib.redirect_stdout(io.StringIO()):
         importlib.import_module("pytest").main([*OPTIONS, nothing])  # loads its plugins
@@ -210,7 +216,7 @@ class Worker(threading.Thread):
 
     def __init__(self, number: int, bench: Bench) -> None:
         super().__init__(daemon=True)
-        self.bench, self.copy = bench, bench.tree.copy(number)
+        self.bench, self.copy = bench, bench.tree.copy(f"copy{number}")
         subprocess.run([sys.executable, "-m", "compileall", "-q", "src"], cwd=self.copy, check=False)
         self.server = subprocess.Popen(
             [sys.executable, __file__, "serve"],
@@ -338,6 +344,11 @@ def results(tree: Tree) -> dict[str, dict[str, Any]]:
 
 
 def run(tree: Tree, args: argparse.Namespace) -> None:
+    lock = (tree.cache / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"another run uses the copies in {tree.cache}")
     wanted, known = choose(tree, args), results(tree)
     if args.again:
         wanted = [m for m in wanted if m.id in known and known[m.id]["result"] not in DEAD]
@@ -383,14 +394,12 @@ def report(tree: Tree, args: argparse.Namespace) -> None:
 
 
 def record(tree: Tree, args: argparse.Namespace) -> None:
-    import torch
-
     rows, lived = judged(tree, args)
     content = {
         "commit": tree.git("rev-parse", "HEAD").strip(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "sample": {"size": args.sample, "seed": args.seed} if args.sample else None,
         "all": score(rows),
         "rooms": {room: score(r for r in rows if r["room"] == room) for room in sorted({r["room"] for r in rows})},
@@ -414,7 +423,6 @@ def show(tree: Tree, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["map", "list", "run", "report", "record", "serve"])
-    parser.add_argument("name", nargs="?", default="latest", help="record: name of the file")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the tree to work on (default: here)")
     parser.add_argument("--tests", nargs="*", default=[], help="only these test files or folders (default: all)")
     parser.add_argument("--files", nargs="*", default=[], help="only these files of the package, e.g. 'algorithms/*'")
@@ -427,6 +435,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--again", action="store_true", help="those that survived, once more")
     parser.add_argument("--quick", action="store_true", help="a minute of tests for each at most")
+    parser.add_argument("--name", default="latest", help="of the record")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     args = parser.parse_args()
     if args.command == "serve":

@@ -45,13 +45,14 @@ class Tree:
         self.package = next(p.parent.name for p in sorted(self.root.glob("src/*/__init__.py")))
         self.source = self.root / "src" / self.package
         self.cache.mkdir(exist_ok=True)
+        (self.cache / ".gitignore").write_text("*\n")
 
     def git(self, *words: str) -> str:
         return subprocess.run(["git", *words], cwd=self.root, check=True, capture_output=True, text=True).stdout
 
-    def copy(self, number: int) -> Path:
+    def copy(self, name: str) -> Path:
         """A copy of every file that git knows or would add, brought up to date."""
-        place = self.cache / f"copy{number}"
+        place = self.cache / name
         files = {f for f in self.git("ls-files", "-co", "--exclude-standard").splitlines() if (self.root / f).is_file()}
         old = {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
         for file in old - files:
@@ -197,7 +198,7 @@ class Map:
         """Run test files, or folders of them, and add what they reach."""
         import coverage
 
-        began, copy, files = time.monotonic(), self.tree.copy(0), self._test_files(tests)
+        began, copy, files = time.monotonic(), self.tree.copy("mapped"), self._test_files(tests)
         name = str(1 + max((int(part) for part in self.parts), default=0))
         with tempfile.TemporaryDirectory() as scratch:
             data, site = Path(scratch) / "data", Path(scratch) / "site"
