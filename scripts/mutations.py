@@ -435,7 +435,7 @@ class _Finder(ast.NodeVisitor):
         name = _name(node.func)
         if name in QUIET:
             return
-        if name == "opt":  # an option: its default counts, its bounds and its meaning do not
+        if name in ("opt", "Field"):  # an option: its default counts, its bounds and its meaning do not
             for value in node.args[:1]:
                 self.visit(value)
             return
