@@ -236,10 +236,9 @@ class Map:
         """Tests that may notice a mutant, cheapest first."""
         first, last = mutant.lines
         found = set() if mutant.once else self._reaching(mutant.file, range(first, last + 1))
-        if mutant.once:  # it runs at import: every test that then runs anything of the file, or of what imports it
-            found = self._reaching(mutant.file, None)
-            if not found:
-                found = set().union(*(self._reaching(user, None) for user in self._importers(mutant.file)))
+        if mutant.once:  # it runs at import: tests that then run anything of the file, or else of what imports it
+            found = self._reaching(mutant.file, None) | self._naming(mutant.file)
+            found = found or set().union(*(self._reaching(user, None) for user in self._importers(mutant.file)))
         elif not found and not any(mutant.line in self._then(part, mutant.file) for part in self.parts):
             near = [m.lines for m in self.tree.mutants[mutant.file] if m.where == mutant.where]  # the line is new
             found = self._reaching(mutant.file, {line for a, b in near for line in range(a, b + 1)})
@@ -277,8 +276,17 @@ class Map:
             self._moved[part, file] = {a + i + 1: b + i + 1 for a, b, size in blocks for i in range(size)}
         return self._moved[part, file]
 
+    def _naming(self, file: str) -> set[str]:
+        """Tests of the files that name a module: they may look at what its import has left."""
+        package, _, stem = self._module(file).rpartition(".")
+        words = re.compile(rf"\b{re.escape(package)}(\.{stem}\b| import .*\b{stem}\b)")
+        files = {name for name in self.files if words.search((self.tree.root / name).read_text())}
+        return {test for test, row in self.tests.items() if test.split("::")[0] in files and not row["failed"]}
+
     def _importers(self, file: str) -> list[str]:
-        module = f"{self.tree.package}.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-        pattern = re.compile(rf"^\s*(from|import) {re.escape(module)}\b", re.MULTILINE)
+        pattern = re.compile(rf"^\s*(from|import) {re.escape(self._module(file))}\b", re.MULTILINE)
         files = {str(p.relative_to(self.tree.source)): p.read_text() for p in self.tree.source.rglob("*.py")}
         return [name for name, text in files.items() if pattern.search(text)]
+
+    def _module(self, file: str) -> str:
+        return f"{self.tree.package}.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"

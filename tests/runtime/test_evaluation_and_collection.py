@@ -118,6 +118,16 @@ def test_an_evaluation_is_greedy_unless_told_otherwise():
     assert found != evaluate(Counting(), factory, episodes=3, seed=4, deterministic=False)
 
 
+def test_an_evaluation_needs_an_episode():
+    with pytest.raises(ValueError, match="at least one episode, got 0"):
+        evaluate(Counting(), EnvFactory("Scripted-v0", {}), episodes=0, seed=4)
+
+
+def test_an_evaluation_takes_place_under_the_conditions_of_evaluation():
+    factory = EnvFactory("Scripted-v0", {"max_episode_steps": 3, "evaluation": {"max_episode_steps": 2}})
+    assert evaluate(Counting(), factory, episodes=3, seed=4)["eval_length_mean"] == 2
+
+
 def test_an_evaluation_leaves_torchs_random_numbers_the_agents_mode_and_no_open_environment():
     torch.manual_seed(5)
     expected = torch.rand(3)
