@@ -14,8 +14,9 @@ first, then the cheapest; all of them before it is said to survive ("unsettled":
 while a module is imported are reached by every test that runs anything of the module.
 
 Everything is kept in ``.mutants/`` of the tree: copies, map, results. A test file that has changed since the map was
-made is mapped again by itself. Mutants that change nothing are listed in scripts/mutants_ignored.yaml: ``file``,
-``in``, ``text`` and ``change`` as the report prints them (``nth`` if there are several), and the ``reason``.
+made is mapped again by itself; an interrupted map or run goes on where it was. Mutants that change nothing are listed
+in scripts/mutants_ignored.yaml: ``file``, ``in``, ``text`` and ``change`` as the report prints them (``nth`` if there
+are several), and the ``reason``.
 """
 
 from __future__ import annotations
@@ -355,9 +356,8 @@ def run(tree: Tree, args: argparse.Namespace) -> None:
     elif not args.only:
         wanted = [m for m in wanted if known.get(m.id, {"result": "unsettled"})["result"] == "unsettled"]
     tests = Map(tree)
-    if wanted and (old := tests.outdated(args.tests or ["tests"])):
-        print(f"mapping {len(old)} test files that are new or have changed", flush=True)
-        tests.make(old, args.jobs)
+    if wanted:
+        tests.update(args.tests or ["tests"], args.jobs)
     bench = Bench(tree, tests, wanted, args.tests, args.quick)
     workers = [Worker(i, bench) for i in range(min(args.jobs, len(wanted)))]
     for worker in workers:
@@ -442,7 +442,7 @@ def main() -> None:
         return serve()
     tree = Tree(args.root)
     if args.command == "map":
-        return Map(tree).make(args.tests or ["tests"], args.jobs)
+        return Map(tree).update(args.tests or ["tests"], args.jobs)
     {"list": show, "run": run, "report": report, "record": record}[args.command](tree, args)
 
 

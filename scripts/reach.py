@@ -27,6 +27,7 @@ from mutations import Mutant, attributes_of, mutants_of
 
 __all__ = ["Map", "Tree", "forget"]
 
+TOGETHER = 20  # test files in a part
 SITE = """import os
 if os.environ.get("REACH_CONTEXT"):  # a process that a test has started
     import atexit, coverage
@@ -182,9 +183,12 @@ class Map:
                 path.unlink(missing_ok=True)
             del self.parts[name]
 
-    def outdated(self, tests: list[str]) -> list[str]:
-        """Test files that are not in the map as they are now."""
-        return [file for file, digest in self._test_files(tests).items() if self.files.get(file) != digest]
+    def update(self, tests: list[str], jobs: int) -> None:
+        """Add test files, or folders of them, that are not in the map as they are now; kept after every part."""
+        old = [(file, digest) for file, digest in self._test_files(tests).items() if self.files.get(file) != digest]
+        for i in range(0, len(old), TOGETHER):
+            print(f"mapping test files {i + 1} to {min(i + TOGETHER, len(old))} of {len(old)}", flush=True)
+            self._make(dict(old[i : i + TOGETHER]), jobs)
 
     def _test_files(self, tests: list[str]) -> dict[str, str]:
         found = []
@@ -194,11 +198,11 @@ class Map:
             found += [place] if place.is_file() else sorted(place.rglob("test_*.py"))
         return {str(p.relative_to(self.tree.root)): hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in found}
 
-    def make(self, tests: list[str], jobs: int) -> None:
-        """Run test files, or folders of them, and add what they reach."""
+    def _make(self, files: dict[str, str], jobs: int) -> None:
+        """Run test files and add what they reach."""
         import coverage
 
-        began, copy, files = time.monotonic(), self.tree.copy("mapped"), self._test_files(tests)
+        began, copy = time.monotonic(), self.tree.copy("mapped")
         name = str(1 + max((int(part) for part in self.parts), default=0))
         with tempfile.TemporaryDirectory() as scratch:
             data, site = Path(scratch) / "data", Path(scratch) / "site"
