@@ -10,10 +10,10 @@ PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-newest coverage check format wheel bench learn campaign report docs clean
+.PHONY: help quickstart test test-newest coverage mutants mutants-changed check format wheel bench learn campaign report docs clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 17
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,18 @@ test-newest:  ## run the tests with the newest versions of everything, in an env
 
 coverage: $(VENV)/.dev  ## run the tests and print the lines of the package that none of them reaches
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered tests
+
+MUTANTS := $(BIN)/python scripts/mutants.py
+SAMPLE ?= 650
+BASE ?= main
+mutants: $(VENV)/.dev  ## write SAMPLE=650 mistakes into a copy, one at a time, and record which of them no test notices (hours)
+	$(MUTANTS) run --sample $(SAMPLE) --jobs 2
+	$(MUTANTS) report --sample $(SAMPLE)
+	$(MUTANTS) record --sample $(SAMPLE)
+
+mutants-changed: $(VENV)/.dev  ## the same for the lines that differ from BASE=main, without a record
+	$(MUTANTS) run --since $(BASE) --jobs 2
+	$(MUTANTS) report --since $(BASE)
 
 check: $(VENV)/.dev  ## format, lint, types and import layers
 	$(BIN)/ruff format --check .
