@@ -207,7 +207,10 @@ def test_what_is_known_is_not_run_again_and_a_new_test_kills_a_survivor(toy):
     with (toy / "tests/test_maths.py").open("a") as file:
         file.write("\n\ndef test_from_three_to_five():\n    assert maths.followed(3, 5) == 4\n")
     told = ask(toy, "run", "--again")
-    assert "mapping test files 1 to 1 of 1" in told and verdicts(toy)["followed: - → +"] == ("killed", "test_from_three_to_five")
+    assert "mapping test files 1 to 1 of 1" in told and verdicts(toy)["followed: - → +"] == (
+        "killed",
+        "test_from_three_to_five",
+    )
 
 
 def test_lines_that_differ_from_a_commit_are_judged_alone_though_the_map_is_older(toy):
