@@ -1,5 +1,7 @@
 """Whole runs of SAC and RLPD, beside the same runs written down as one plain loop over a reference in plain torch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,10 @@ import torch
 from oracles.comparing import assert_same_metrics, assert_same_parameters
 from oracles.rlpd import RLPD
 from oracles.sac import SAC
+from rl_training.algorithms.base import Learner
+from rl_training.algorithms.sac import SAC as Agent
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.runtime.sac_trainer import build
 from scripted_runs import ENV_KWARGS, OffPolicyScript, Scripted, Watch, assert_same_batches, recorded, write_npz
 from toys import StopAt, tiny_config
 
@@ -109,6 +114,26 @@ def test_rewards_are_stored_as_they_are_learned_from_and_reported_as_they_came(t
         reward=lambda reward: np.clip(2 * reward, -3, 3),
     )
     assert_run_as_scripted(watch, result, script.run())
+
+
+class Remembering(Learner):
+    """SAC that carries, for every environment, the number of steps that it has acted in the episode."""
+
+    def initial_carry(self, n):
+        return np.zeros((n, 1), np.float32)
+
+    def _act(self, obs, carry, deterministic, rng):
+        assert carry[:, 0].tolist() == obs[:, 1].tolist()  # the environment counts too
+        return super()._act(obs, carry, deterministic, rng)._replace(carry=carry + 1)
+
+
+def test_what_an_agent_carries_begins_anew_with_every_episode_and_is_resumed(tmp_path):
+    remembering = type("RememberingSAC", (Remembering, Agent), {})
+    watch, options = Watch("sac"), {**GIVEN, "initial_random_steps": 0}
+    watch.spec = dataclasses.replace(watch.spec, build=lambda cfg, plan: build(cfg, plan, learner=remembering))
+    result = trained(watch, config(tmp_path, "sac", 3, options, ENV_KWARGS), stop=13)
+    script = OffPolicyScript(of_sac(watch), seed=SEED, num_envs=3, total=TOTAL, options=options).run()
+    assert_run_as_scripted(watch, result, script)
 
 
 RLPD_GIVEN = {**GIVEN, "num_critics": 3, "gradient_updates_per_step": 3, "offline_batch_ratio": 0.5}
