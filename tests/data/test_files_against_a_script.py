@@ -244,3 +244,11 @@ def test_images_in_either_order_of_axes_reach_the_network_channel_first():
         read = in_agent_units(data, spaces, "it")
         assert np.array_equal(read.obs, np.moveaxis(pictures[:-1], -1, 1))
         assert np.array_equal(read.next_obs, np.moveaxis(pictures[1:], -1, 1))
+
+
+@pytest.mark.parametrize("name", ["rewards", "dones", "truncations"])
+def test_columns_of_one_number_a_row_are_that_however_they_come(name):
+    columns = {"obs": np.zeros((4, 1)), "next_obs": np.zeros((4, 1)), "actions": np.zeros(4)}
+    columns |= {"rewards": np.zeros(4), "dones": np.zeros(4), "truncations": np.zeros(4)}
+    with pytest.raises(ValueError, match=rf"{name} must be one number per transition, got shape \(4, 2\)"):
+        TransitionDataset(**{**columns, name: np.zeros((4, 2))})

@@ -301,7 +301,7 @@ def task_of(algo: str, name: str) -> tuple[str, Any]:
     return "Pendulum-v1" if boxes and (algo, name) != ("cql", "target_update_interval") else "CartPole-v1", None
 
 
-@pytest.mark.filterwarnings("ignore:.*(truncated after|another environment|no successor)")
+@pytest.mark.filterwarnings("ignore:.*(truncated after|another environment|no time limit)")
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_option_changes_the_run(algo):
     """Two runs with the same options end alike, and no option can be changed without the run ending otherwise."""
