@@ -350,6 +350,30 @@ def test_no_update_follows_a_spent_budget(tiny, monkeypatch, budget, updates):
     assert len(record.updates) == result.metrics["update_count"] == updates
 
 
+def test_options_that_are_not_set_have_the_values_of_the_recipes():
+    """Those of the papers and their strongest implementations; what a task decides has tests of its own."""
+    common = {
+        "gamma": 0.99, "gae_lambda": 0.95, "target_kl": None, "learning_rate": 3e-4, "clip_coef": 0.2, "ent_coef": 0.0,
+        "vf_coef": 0.5, "max_grad_norm": 0.5, "clip_values": False, "normalize_advantages": True, "hidden_sizes": (64, 64),
+        "num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "initial_log_std": 0.0, "normalize_observations": False,
+    }  # fmt: skip
+    phasic = {
+        "aux_learning_rate": 3e-4, "aux_frequency": 16, "aux_epochs": 6, "aux_minibatch_size": 512, "aux_value_coef": 1.0,
+        "behavior_clone_coef": 1.0, "value_clone_coef": 1.0, "aux_buffer_rollouts": None, "architecture": "detach",
+    }  # fmt: skip
+    imitating = {
+        "discriminator_learning_rate": 3e-4, "discriminator_updates": 4, "discriminator_batch_size": 256,
+        "discriminator_hidden_sizes": (64, 64), "normalize_discriminator": True, "reward_type": "softplus",
+        "absorbing": False, "label_smoothing": 0.0, "gradient_penalty": 0.0, "bc_updates": 0, "normalize_rewards": True,
+        "features_dim": None, "head_hidden_sizes": (), "discriminator_features_dim": 256,
+        "discriminator_head_hidden_sizes": None, "expert_dataset_kind": "random", "expert_dataset_size": 2_000,
+        "expert_dataset_seed": 0, "expert_episodes": None,
+    }  # fmt: skip
+    for algo, own in {"ppo": {"normalize_rewards": False}, "ppg": phasic, "gail": imitating}.items():
+        options = get_algorithm_spec(algo).config()
+        assert {name: getattr(options, name) for name in {**common, **own}} == {**common, **own}
+
+
 @pytest.fixture
 def loop_of(tiny):
     """``loop_of(algo, **options)``: a loop on the script that has not begun."""
