@@ -9,7 +9,7 @@ from on_policy_learners import FIFTH_OF_A_STEP, HEADS, OPTIONS, network, oracle_
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics
 from oracles.gail import GAIL as Oracle
 from oracles.gail import Discriminator
-from rl_training.algorithms.gail import GAIL
+from rl_training.algorithms.gail import GAIL, gail_discriminator_loss
 from rl_training.models import MLPGAILDiscriminator
 from rl_training.models.normalizer import ObservationNormalizer
 
@@ -110,6 +110,36 @@ def test_the_discriminator_for_every_option(options):
 @pytest.mark.parametrize("gradient_penalty", [0.0, 1.0])
 def test_the_discriminator_of_images(gradient_penalty):
     compare(images=True, dtype=torch.float32, gradient_penalty=gradient_penalty, discriminator_learning_rate=2**-10)
+
+
+def test_a_discriminator_of_ones_own_needs_nothing_but_logits():
+    """Any module that maps observations and actions to logits: labels of one for the expert, Adam, no statistics."""
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([1.0, -0.5]).double())
+
+        def forward(self, obs, actions):
+            return self.weight[0] * obs[:, 0] + self.weight[1] * actions
+
+    learner, oracle = pair()
+    learner = GAIL(policy=learner.model, discriminator=(own := Own()), discriminator_learning_rate=2**-7, **OPTIONS)
+    expert, policy = expert_and_policy(oracle, 0)
+    before = own.weight.detach().clone()
+    learner.update_discriminator(policy, expert, global_step=0)
+    chances = [
+        own_logits.sigmoid()
+        for own_logits in ((before[0] * b["obs"][:, 0] + before[1] * b["actions"]) for b in (expert, policy))
+    ]
+    rows = [torch.stack([b["obs"][:, 0], b["actions"].double()], 1) for b in (expert, policy)]
+    gradient = -((1 - chances[0])[:, None] * rows[0]).mean(0) + (chances[1][:, None] * rows[1]).mean(0)
+    torch.testing.assert_close(own.weight.detach(), before - 2**-7 * gradient.sign(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_logit_of_zero_is_right_about_nobody():
+    terms = gail_discriminator_loss(torch.zeros(4), torch.zeros(4))
+    assert terms["gail_discriminator_expert_accuracy"] == terms["gail_discriminator_policy_accuracy"] == 0
 
 
 def test_a_compiled_discriminator():

@@ -128,10 +128,18 @@ def test_probabilities_that_round_away_are_drawn_without_error():
 
 
 class OwnPolicy(MLPActorCritic):
-    """A policy whose own ``act`` is the greedy one of the usual network."""
+    """A policy with an ``act`` of its own, which acts in torch."""
 
     def act(self, obs, *, deterministic=False):
-        return super().act(obs, deterministic=True)
+        return super().act(obs, deterministic=deterministic)
+
+
+def test_a_policy_that_acts_by_itself_is_greedy_where_it_should_be():
+    learner, oracle = acting_and_oracle("box", OwnPolicy)
+    obs = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
+    mean = oracle.policies(torch.from_numpy(obs))[0].mean.detach()
+    np.testing.assert_allclose(_acted(learner, obs, deterministic=True)[0], mean, atol=1e-5)
+    assert np.abs(_acted(learner, obs)[0] - mean.numpy()).max() > 0.1
 
 
 @pytest.mark.parametrize("cls", [MLPActorCritic, OwnPolicy])

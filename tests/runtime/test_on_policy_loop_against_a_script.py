@@ -28,6 +28,7 @@ from rl_training.models import MLPActorCritic, MLPGAILDiscriminator
 from rl_training.runtime import gail_trainer, ppg_trainer
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
+from rl_training.runtime.options import Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import resume_training
 from toys import Pictures, StopAt, assert_same
@@ -350,6 +351,33 @@ def test_no_update_follows_a_spent_budget(tiny, monkeypatch, budget, updates):
     assert len(record.updates) == result.metrics["update_count"] == updates
 
 
+def test_options_that_are_not_set_have_the_values_of_the_recipes():
+    """Those of the papers and their strongest implementations; what a task decides has tests of its own."""
+    common = {
+        "gamma": 0.99, "gae_lambda": 0.95, "target_kl": None, "learning_rate": 3e-4, "clip_coef": 0.2, "ent_coef": 0.0,
+        "vf_coef": 0.5, "max_grad_norm": 0.5, "clip_values": False, "normalize_advantages": True, "hidden_sizes": (64, 64),
+        "num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "initial_log_std": 0.0, "normalize_observations": False,
+    }  # fmt: skip
+    phasic = {
+        "aux_learning_rate": 3e-4, "aux_frequency": 16, "aux_epochs": 6, "aux_minibatch_size": 512, "aux_value_coef": 1.0,
+        "behavior_clone_coef": 1.0, "value_clone_coef": 1.0, "aux_buffer_rollouts": None, "architecture": "detach",
+    }  # fmt: skip
+    imitating = {
+        "discriminator_learning_rate": 3e-4, "discriminator_updates": 4, "discriminator_batch_size": 256,
+        "discriminator_hidden_sizes": (64, 64), "normalize_discriminator": True, "reward_type": "softplus",
+        "absorbing": False, "label_smoothing": 0.0, "gradient_penalty": 0.0, "bc_updates": 0, "normalize_rewards": True,
+        "features_dim": None, "head_hidden_sizes": (), "discriminator_features_dim": 256,
+        "discriminator_head_hidden_sizes": None, "expert_dataset_kind": "random", "expert_dataset_size": 2_000,
+        "expert_dataset_seed": 0, "expert_episodes": None,
+    }  # fmt: skip
+    for algo, own in {"ppo": {"normalize_rewards": False}, "ppg": phasic, "gail": imitating}.items():
+        options = get_algorithm_spec(algo).config()
+        assert {name: getattr(options, name) for name in {**common, **own}} == {**common, **own}
+        images = {"num_steps": 128, "update_epochs": 4, "minibatch_size": 256, "normalize_observations": False}
+        chosen = options.for_task(Task("", EnvFactory(Pictures, {}).spaces(), 8, 1_000))
+        assert {name: chosen[name] for name in images} == images
+
+
 @pytest.fixture
 def loop_of(tiny):
     """``loop_of(algo, **options)``: a loop on the script that has not begun."""
@@ -392,7 +420,8 @@ def test_an_episode_that_is_lost_on_resume_leaves_nothing_to_the_next_one(loop_o
     loop.cut(lost, obs)
     assert lengths[1] == 4 and loop.lengths == [lengths[0], 0, lengths[2]]
     assert before[1] != 0 and loop.learned_scale.returns.tolist() == [before[0], 0, before[2]]
-    loop_of("gail", normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
+    for algo in ("ppo", "gail"):
+        loop_of(algo, normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
 
 
 def test_the_rewards_of_a_discriminator_are_scaled_and_never_clipped(loop_of):
@@ -475,3 +504,12 @@ def test_a_rollout_is_filled_and_used_in_turn():
     rollout.clear()
     rollout.add(**row)
     assert rollout.position == 1
+
+
+def test_minibatches_that_are_not_shuffled_are_in_time_order():
+    rollout = RolloutBuffer(3, 2, (1,))
+    for t in range(3):
+        rest = dict.fromkeys(("actions", "logprobs", "rewards", "values", "terminated", "truncated"), 0)
+        rollout.add(obs=np.array([[10 * t], [10 * t + 1]]), **rest)
+    rows = [minibatch["obs"][:, 0].tolist() for minibatch in rollout.iter_minibatches(4, shuffle=False)]
+    assert rows == [[0, 1, 10, 11], [20, 21]]
