@@ -121,3 +121,13 @@ def test_image_networks_take_uint8_pictures():
 def test_small_images_are_refused_with_their_size():
     with pytest.raises(ValueError, match="at least 36 x 36 pixels, got 20 x 20"):
         MLPQNetwork(obs_shape=(1, 20, 20), action_dim=2)
+
+
+def test_the_target_network_copies_buffers_too():
+    network = Table([[0.0], [0.0]])
+    network.register_buffer("seen", torch.zeros(2))
+    agent = DQN(q_network=network, learning_rate=0.1, gamma=0.9, target_update_interval=2)
+    agent.q_network.seen += 5
+    for update, expected in ((1, 0.0), (2, 5.0)):
+        agent.update(transition(), global_step=update)
+        assert agent.target_network.seen.tolist() == [expected] * 2

@@ -301,3 +301,9 @@ def test_rows_without_truncations_are_not_truncated():
     replay = ReplayBuffer(3, (1,))
     replay.add(obs=[0.0], actions=0, rewards=1.0, next_obs=[1.0], dones=0, truncations=None)
     assert not torch.isnan(replay.state_dict()["packed"]).any()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
+def test_an_empty_buffer_says_so(kind):
+    with pytest.raises(ValueError, match="cannot sample from an empty replay buffer"):
+        kind(3, (1,)).sample(2)

@@ -4,6 +4,8 @@ Environments whose every reward, end, cut and reset is written down; the same ra
 """
 
 import copy
+import json
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +20,7 @@ from rl_training.envs.replay import episode_seed
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
+from rl_training.runtime.loops.off_policy import OffPolicyLoop
 from rl_training.runtime.workflows import resume_training
 from toys import StopAt
 
@@ -116,7 +119,7 @@ class Plain:
         alpha = o.get("priority_alpha", 0.6) if o.get("prioritized") else None
         self.memory = Memory(min(o["buffer_capacity"], TOTAL + num_envs), Rng(SEED, "replay").generator, alpha)
         self.normalizer = Normalizer() if o.get("normalize_observations") else None
-        self.epsilons, self.updates_at, self.betas = [], [], []
+        self.updates_at, self.reported = [], {}  # steps, and the newest value of what is scheduled
 
     def scaled(self, x):
         return x if self.normalizer is None else self.normalizer(x)
@@ -148,7 +151,7 @@ class Plain:
             return best
         schedule, part = self.o["epsilon_schedule"], int(TOTAL * self.o["exploration_fraction"])
         epsilon = linear(schedule["start"], schedule["end"], step / (part - 1))
-        self.epsilons.append(epsilon)
+        self.reported["epsilon"] = epsilon
         uniform = self.exploration.random(self.n)
         return np.array([self.exploration.integers(ACTIONS) if u < epsilon else a for u, a in zip(uniform, best)])
 
@@ -199,6 +202,7 @@ class Plain:
         self.metrics = self.learner.update(batch)
         self.updates_at.append(step)
         if self.memory.alpha is not None:
+            self.reported["priority_beta"] = beta
             self.memory.learned(self.learner.td_errors)
 
 
@@ -291,8 +295,10 @@ def assert_same_run(result, plain):
         known = plain.memory.priorities[: len(plain.memory.places)] ** plain.memory.alpha
         np.testing.assert_allclose(saved["weights"].numpy(), known, rtol=1e-3, atol=1e-5)
         assert saved["highest"] == pytest.approx(plain.memory.highest, rel=1e-3)
-    for name in ("loss", "td_error_mean", "q_value_mean"):
-        assert result.metrics[name] == pytest.approx(plain.metrics[name], rel=1e-3, abs=1e-4)
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    said = {name: value for line in lines for name, value in line.items()}
+    for name, value in {**plain.metrics, **plain.reported}.items():
+        assert said[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -349,3 +355,18 @@ def test_an_episode_that_a_resumed_run_cannot_rebuild_is_cut_where_it_was_saved(
     assert (t[~cut] < 5.5).all() and np.allclose(t[34], 1 if n_step == 1 else 3, atol=1e-4)  # and a new episode began
     if n_step > 1:
         assert rows["discounts"][lost, 0] == pytest.approx([0.8**2, 0.8])
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+@pytest.mark.parametrize("starts", [1, 6, 11, 20])
+def test_the_first_update_and_the_number_of_updates_are_known_beforehand(num_envs, every, starts):
+    config, options = SimpleNamespace(num_envs=num_envs), {"train_frequency": every, "gradient_updates_per_step": 3}
+    loop = SimpleNamespace(_run=SimpleNamespace(config=config), _cfg=SimpleNamespace(**options), _starts=starts)
+    steps = range(num_envs, 400 * num_envs, num_envs)
+    due = [sum(k % every == 0 for k in range(step - num_envs + 1, step + 1)) for step in steps]
+    made = {step: 3 * rounds for step, rounds in zip(steps, due) if step >= starts and rounds}
+    assert OffPolicyLoop.first_update_step(loop) == min(made)
+    total = sum(count for step, count in made.items() if step <= 210)
+    assert OffPolicyLoop.expected_updates(loop, 210) == pytest.approx(total, abs=3 * num_envs)
+    assert OffPolicyLoop.expected_updates(loop, starts - 1) == 0
