@@ -9,7 +9,9 @@ import torch
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.dreamer import DreamerReference
 from oracles.precision import double_precision
+from oracles.world_model import BINS, cross_entropy, two_hot
 from rl_training.algorithms.dreamer import Dreamer, kl_losses
+from rl_training.models.dreamer import TwoHot
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.rssm import Size, kl_divergence
 
@@ -158,6 +160,19 @@ def test_actions_out_of_bounds_count_as_the_bounds_for_actor_and_rssm_alike():
     assert torch.equal(learner.actor.as_inputs(beyond), bounds)
     embed = learner.world_model.rssm.embed
     assert torch.equal(embed(beyond), embed(bounds)) and not torch.equal(embed(bounds), embed(-bounds))
+
+
+@pytest.mark.usefixtures("double")
+def test_numbers_of_any_size_are_coded_and_decoded_by_their_two_bins():
+    low, next_to_it = BINS[:2]
+    numbers = [-1e12, low, (low + next_to_it) / 2, -1.0, -1e-3, 0.0, BINS[127], 0.3, 2.5, 12345.0, BINS[-1], 1e12]
+    x, bins = torch.tensor(numbers), TwoHot()
+    places, weights = bins.neighbours(x)
+    code = torch.zeros(len(x), 255).scatter(1, places, weights)
+    torch.testing.assert_close(code, two_hot(x))
+    logits = torch.randn(len(x), 255)
+    torch.testing.assert_close(bins.loss(logits.log_softmax(-1), x), cross_entropy(logits, x))
+    torch.testing.assert_close(bins.mean(code.clamp(min=1e-300).log()), x.clamp(BINS[0], BINS[-1]))
 
 
 def test_the_divergence_of_categoricals_by_hand():

@@ -140,6 +140,15 @@ def test_a_fit_puts_no_more_than_so_many_rows_aside(monkeypatch):
     assert ModelFit(fit._dynamics, Rng(0, "fit")).MOST_HOLDOUT == 7 and vars(ModelFit)["IMPROVEMENT"] == 0.01
 
 
+def test_data_in_double_precision_is_fitted_as_in_single():
+    ends = []
+    for dtype in (np.float32, np.float64):
+        fit, _, data, _, model = fits({"most_updates": 3})
+        list(fit.run({name: column.astype(dtype) for name, column in data.items()}))
+        ends.append(model)
+    assert_same_parameters(*ends, tolerance=0.0)
+
+
 def test_predictions_and_samples_of_chosen_members():
     with double_precision():
         model = ensemble(members=4, elites=2)
