@@ -117,3 +117,11 @@ def test_what_is_drawn_of_a_transition_is_reported_with_its_parts():
         torch.testing.assert_close(
             plain, {**{k: theirs[k] for k in ("next_obs", "disagreement")}, "rewards": drawn[:, -1]}
         )
+
+
+@pytest.mark.parametrize("kind", [MBPO, MOPO])
+def test_policy_and_model_are_compiled_together(kind):
+    agent = learner(kind)
+    assert not agent.compiled
+    agent.use_compiled()
+    assert agent.policy.compiled and agent.dynamics.compiled and agent.compiled
