@@ -174,6 +174,13 @@ def test_data_in_double_precision_is_fitted_as_in_single():
     assert_same_parameters(*ends, tolerance=0.0)
 
 
+def test_a_fit_that_diverges_says_so():
+    fit, _, data, _, _ = fits({})
+    data["rewards"][:] = np.nan
+    with pytest.raises(RuntimeError, match="error on held-out data is not finite"):
+        list(fit.run(data))
+
+
 def test_predictions_and_samples_of_chosen_members():
     with double_precision():
         model = ensemble(members=4, elites=2)
@@ -185,6 +192,7 @@ def test_predictions_and_samples_of_chosen_members():
         drawn = model.draw(rows["obs"], rows["actions"], chosen)
         torch.manual_seed(0)
         noise = torch.randn(2, 5, 3)
+        assert not drawn.requires_grad
         for k in range(4):
             theirs = reference.predict(k, rows["obs"], rows["actions"])
             torch.testing.assert_close(means[k], theirs.mean)

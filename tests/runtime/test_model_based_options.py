@@ -123,12 +123,15 @@ def test_pets_gets_its_options(planner, expected):
 
 def test_registered_functions_see_actions_in_the_environments_units(monkeypatch):
     """Actions of the agent's in [-1, 1] are [-2, 4] in the environment."""
-    monkeypatch.setitem(registry._TERMINATIONS, "Known-v0", lambda obs, actions, next_obs: actions[:, 0] > 3.5)
+    monkeypatch.setitem(
+        registry._TERMINATIONS, "Known-v0", lambda obs, actions, next_obs: actions[:, 0] > next_obs[:, 0]
+    )
     monkeypatch.setitem(registry._REWARDS, "Known-v0", lambda obs, actions, next_obs: obs[:, 0] + actions[:, 1])
     agent = pets_trainer.build(pets_trainer.PETSOptions(**PETS), plan("Known-v0"))
     obs, actions = np.ones((2, 3), np.float32), np.array([[0.9, -1.0], [0.8, 0.0]], np.float32)
-    assert agent.terminations.known and agent.terminations.function(obs, actions, obs).tolist() == [True, False]
-    assert agent._rewards(obs, actions, obs).tolist() == [-1.0, 2.0]
+    next_obs = np.full((2, 3), 3.5, np.float32)
+    assert agent.terminations.known and agent.terminations.function(obs, actions, next_obs).tolist() == [True, False]
+    assert agent._rewards(obs, actions, next_obs).tolist() == [-1.0, 2.0]
     monkeypatch.setitem(registry._TERMINATIONS, "Never-v0", registry.never)
     never = pets_trainer.build(pets_trainer.PETSOptions(**PETS), plan("Never-v0"))
     assert never.terminations.known and never.terminations.function is None
