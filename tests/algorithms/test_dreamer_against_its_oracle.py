@@ -9,7 +9,9 @@ import torch
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.dreamer import DreamerReference
 from oracles.precision import double_precision
+from oracles.world_model import BINS, cross_entropy, two_hot
 from rl_training.algorithms.dreamer import Dreamer, kl_losses
+from rl_training.models.dreamer import TwoHot
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.rssm import Size, kl_divergence
 
@@ -160,6 +162,19 @@ def test_actions_out_of_bounds_count_as_the_bounds_for_actor_and_rssm_alike():
     assert torch.equal(embed(beyond), embed(bounds)) and not torch.equal(embed(bounds), embed(-bounds))
 
 
+@pytest.mark.usefixtures("double")
+def test_numbers_of_any_size_are_coded_and_decoded_by_their_two_bins():
+    low, next_to_it = BINS[:2]
+    numbers = [-1e12, low, (low + next_to_it) / 2, -1.0, -1e-3, 0.0, BINS[127], 0.3, 2.5, 12345.0, BINS[-1], 1e12]
+    x, bins = torch.tensor(numbers), TwoHot()
+    places, weights = bins.neighbours(x)
+    code = torch.zeros(len(x), 255).scatter(1, places, weights)
+    torch.testing.assert_close(code, two_hot(x))
+    logits = torch.randn(len(x), 255)
+    torch.testing.assert_close(bins.loss(logits.log_softmax(-1), x), cross_entropy(logits, x))
+    torch.testing.assert_close(bins.mean(code.clamp(min=1e-300).log()), x.clamp(BINS[0], BINS[-1]))
+
+
 def test_the_divergence_of_categoricals_by_hand():
     """KL((0.9, 0.1) || (0.5, 0.5)) is 0.3681, and the other way round 0.5108; latents add up, and less than one nat counts as one."""
     p, q = torch.tensor([0.9, 0.1]).log(), torch.tensor([0.5, 0.5]).log()
@@ -171,12 +186,42 @@ def test_the_divergence_of_categoricals_by_hand():
     assert [loss.item() for loss in kl_losses(four[:2], of_four[:2])] == [1.0, 1.0]
 
 
+def assert_uniform(weights, bound):
+    """Numbers between minus and plus the bound that fill that range."""
+    weights = weights.detach()
+    assert bound * 0.9 < weights.max() <= bound and -bound <= weights.min() < -bound * 0.9
+    assert abs(weights.mean()) < 0.2 * bound and weights.std() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+def test_networks_start_as_the_paper_has_them():
+    """Rewards and values of zero, a policy that is almost uniform, grey images, and weights by the number of inputs."""
+    size = Size(deter=64, hidden=32, latents=4, classes=4, units=32, depth=2, blocks=2)
+    learner = Dreamer(obs_shape=(3, 32, 32), size=size, num_actions=3)
+    world, rssm = learner.world_model, learner.world_model.rssm
+    for last in (world.reward[-1], learner.critic.net[-1]):
+        assert not last.weight.any() and not last.bias.any()
+    features = torch.randn(50, world.width)
+    assert not world.rewards(features).any() and not learner.critic.values(features).any()
+    assert (learner.actor(features).exp() - 1 / 3).abs().max() < 0.01
+    assert (world.decoder(features) - 0.5).abs().mean() < 0.3 and (world.decoder.last.bias == 0.5).all()
+    for part in (rssm.of_known, rssm.of_tokens):
+        assert_uniform(part.weight, (64 + world.encoder.width) ** -0.5)
+    assert_uniform(rssm.inner.weight, (32 + 3 * 32) ** -0.5)
+    assert_uniform(rssm.gates.weight, 32**-0.5)
+    assert not rssm.inner.bias.any() and not rssm.gates.bias.any() and not world.goes_on[-1].bias.any()
+    state = rssm.initial(5)
+    assert state.deter.shape == (5, 64) and state.stoch.shape == (5, 16) and not torch.cat(state, 1).any()
+    slow, critic = learner.slow_critic.state_dict(), learner.critic.state_dict()
+    assert all(torch.equal(slow[name], critic[name]) for name in critic)
+
+
 def test_images_of_other_sides_are_averaged_over_areas():
     """48 x 72 pixels as 48 x 64, say: the means of pixels that overlap a target's."""
     learner, _ = learner_and_reference(obs_shape=(3, 48, 72))
     assert learner.world_model.encoder.sides == (48, 64)
     wide = torch.randint(256, (2, 5, 3, 48, 72), dtype=torch.uint8)
     target = learner.world_model.encoder.target(wide)
+    assert learner.world_model.encoder.target(wide[..., :64]).dtype == torch.uint8  # nothing to do
     for column in range(64):
         first, last = column * 72 // 64, -(-(column + 1) * 72 // 64)
         torch.testing.assert_close(target[..., column], wide[..., first:last].float().mean(-1))

@@ -80,6 +80,31 @@ def test_steps_on_rows_of_each_members_own():
         compare_steps_on_own_rows(EnsembleDynamics(model=model, learning_rate=1e-2), reference, FLOAT64, np.float64)
 
 
+class RowsOfItsOwn(MLPMOPOEnsembleModel):
+    """A model whose ``predict_distribution`` is its own, and takes rows (B, ...) of all members alone."""
+
+    def predict_distribution(self, obs, actions):
+        assert obs.ndim == actions.ndim == 2
+        return super().predict_distribution(obs, actions)
+
+
+@pytest.mark.parametrize("own_rows", [False, True])
+@pytest.mark.parametrize("members", [None, [3, 1]])
+def test_a_model_with_predictions_of_its_own_is_drawn_from_alike(members, own_rows):
+    with double_precision():
+        model = ensemble(members=4)
+        own = copy.deepcopy(model)
+        own.__class__ = RowsOfItsOwn
+        who = None if members is None else torch.tensor(members)
+        shape = (4 if members is None else 2, 5) if own_rows else (5,)
+        obs, actions = torch.randn(*shape, 2), torch.randn(*shape, 1)
+        drawn = []
+        for kind in (model, own):
+            torch.manual_seed(0)
+            drawn.append(kind.draw(obs, actions, who).detach())
+        torch.testing.assert_close(*drawn)
+
+
 def test_compiled_steps_are_the_same():
     model = ensemble(hidden=(8, 8))
     dynamics, reference = EnsembleDynamics(model=model, learning_rate=3e-3), EnsembleReference(model, 3e-3)
@@ -140,6 +165,22 @@ def test_a_fit_puts_no_more_than_so_many_rows_aside(monkeypatch):
     assert ModelFit(fit._dynamics, Rng(0, "fit")).MOST_HOLDOUT == 7 and vars(ModelFit)["IMPROVEMENT"] == 0.01
 
 
+def test_data_in_double_precision_is_fitted_as_in_single():
+    ends = []
+    for dtype in (np.float32, np.float64):
+        fit, _, data, _, model = fits({"most_updates": 3})
+        list(fit.run({name: column.astype(dtype) for name, column in data.items()}))
+        ends.append(model)
+    assert_same_parameters(*ends, tolerance=0.0)
+
+
+def test_a_fit_that_diverges_says_so():
+    fit, _, data, _, _ = fits({})
+    data["rewards"][:] = np.nan
+    with pytest.raises(RuntimeError, match="error on held-out data is not finite"):
+        list(fit.run(data))
+
+
 def test_predictions_and_samples_of_chosen_members():
     with double_precision():
         model = ensemble(members=4, elites=2)
@@ -151,6 +192,7 @@ def test_predictions_and_samples_of_chosen_members():
         drawn = model.draw(rows["obs"], rows["actions"], chosen)
         torch.manual_seed(0)
         noise = torch.randn(2, 5, 3)
+        assert not drawn.requires_grad
         for k in range(4):
             theirs = reference.predict(k, rows["obs"], rows["actions"])
             torch.testing.assert_close(means[k], theirs.mean)

@@ -107,8 +107,21 @@ def test_what_is_drawn_of_a_transition_is_reported_with_its_parts():
             "rewards": drawn[:, -1] - 0.7 * torch.tensor(unsure),
         }  # fmt: skip
         torch.testing.assert_close(ours, theirs)
+        assert not any(part.requires_grad for part in ours.values())
+        mbpo = learner(MBPO)
+        torch.manual_seed(0)
+        unpenalised = mbpo.sample_synthetic_transition(obs, actions)
+        torch.testing.assert_close(unpenalised, {**theirs, "rewards": drawn[:, -1]})
         torch.manual_seed(0)
         plain = agent.dynamics.model.sample_transition(obs, actions)
         torch.testing.assert_close(
             plain, {**{k: theirs[k] for k in ("next_obs", "disagreement")}, "rewards": drawn[:, -1]}
         )
+
+
+@pytest.mark.parametrize("kind", [MBPO, MOPO])
+def test_policy_and_model_are_compiled_together(kind):
+    agent = learner(kind)
+    assert not agent.compiled
+    agent.use_compiled()
+    assert agent.policy.compiled and agent.dynamics.compiled and agent.compiled

@@ -81,6 +81,8 @@ def test_rounding_at_a_threshold_is_no_contradiction():
     data["dones"][:2] = 1 - data["dones"][:2]
     terminations = learned(above_one)
     assert terminations.contradictions(data) == 2 and terminations.known  # two of two thousand
+    data["dones"][2] = 1 - data["dones"][2]
+    assert terminations.contradictions(data) == 3 and not terminations.known
 
 
 def test_episodes_that_are_known_never_to_terminate():

@@ -1,6 +1,6 @@
 """Every option of PETS, MBPO, MOPO and Dreamer reaches the learner, its networks, its fits and its rollouts."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -123,12 +123,15 @@ def test_pets_gets_its_options(planner, expected):
 
 def test_registered_functions_see_actions_in_the_environments_units(monkeypatch):
     """Actions of the agent's in [-1, 1] are [-2, 4] in the environment."""
-    monkeypatch.setitem(registry._TERMINATIONS, "Known-v0", lambda obs, actions, next_obs: actions[:, 0] > 3.5)
+    monkeypatch.setitem(
+        registry._TERMINATIONS, "Known-v0", lambda obs, actions, next_obs: actions[:, 0] > next_obs[:, 0]
+    )
     monkeypatch.setitem(registry._REWARDS, "Known-v0", lambda obs, actions, next_obs: obs[:, 0] + actions[:, 1])
     agent = pets_trainer.build(pets_trainer.PETSOptions(**PETS), plan("Known-v0"))
     obs, actions = np.ones((2, 3), np.float32), np.array([[0.9, -1.0], [0.8, 0.0]], np.float32)
-    assert agent.terminations.known and agent.terminations.function(obs, actions, obs).tolist() == [True, False]
-    assert agent._rewards(obs, actions, obs).tolist() == [-1.0, 2.0]
+    next_obs = np.full((2, 3), 3.5, np.float32)
+    assert agent.terminations.known and agent.terminations.function(obs, actions, next_obs).tolist() == [True, False]
+    assert agent._rewards(obs, actions, next_obs).tolist() == [-1.0, 2.0]
     monkeypatch.setitem(registry._TERMINATIONS, "Never-v0", registry.never)
     never = pets_trainer.build(pets_trainer.PETSOptions(**PETS), plan("Never-v0"))
     assert never.terminations.known and never.terminations.function is None
@@ -185,6 +188,62 @@ def test_sequences_are_kept_in_a_buffer_of_their_size_and_no_more_than_a_run_can
     assert (buffer.capacity, buffer.num_envs, buffer.sequence_length) == (rows, 2, 4)
     with pytest.raises(ConfigError, match="cannot hold sequences of 4"):
         dreamer_trainer.make_sequences(run, dreamer_trainer.DreamerOptions(buffer_capacity=6, sequence_length=4))
+
+
+def test_the_sizes_of_the_paper_and_three_smaller_ones():
+    """deter, hidden, latents, classes, units, depth, blocks, embed, stages."""
+    early, later = (1, 2, 4, 8), (2, 3, 4, 4)
+    assert {name: astuple(size) for name, size in SIZES.items()} == {
+        "nano": (32, 16, 4, 4, 16, 2, 1, None, early),
+        "tiny": (256, 128, 16, 16, 128, 8, 1, None, early),
+        "small": (512, 256, 32, 16, 256, 16, 1, None, early),
+        "1m": (512, 64, 32, 4, 64, 4, 8, None, later),
+        "12m": (2048, 256, 32, 16, 256, 16, 8, None, later),
+    }
+
+
+# ---- defaults, by the papers unless they are ours
+
+DEFAULTS = {
+    pets_trainer.PETSOptions: {
+        "num_ensembles": 5, "model_hidden_sizes": (200, 200, 200), "model_learning_rate": 1e-3, "batch_size": 32,
+        "learning_starts": 200, "initial_random_steps": 200, "train_frequency": 200, "model_updates_per_step": None,
+        "planner": "cem", "planning_horizon": 20, "planning_candidates": 200, "planning_topk": 20,
+        "planning_iterations": 4, "planning_particles": 10, "planning_alpha": 0.1, "propagation": "tsinf",
+        "eval_interval": 0,
+    },
+    mbpo_trainer.MBPOOptions: {
+        "num_ensembles": 7, "num_elites": 5, "model_hidden_sizes": (200,) * 4, "model_learning_rate": 1e-3,
+        "model_batch_size": 256, "model_patience": 5, "model_patience_updates": 200, "model_holdout_ratio": 0.2,
+        "model_updates": None, "model_train_frequency": 250, "rollout_batch_size": 100_000, "rollout_horizon": 1,
+        "rollouts_retained": 1, "synthetic_batch_ratio": 0.95, "policy_learning_rate": 3e-4, "batch_size": 256,
+        "gradient_updates_per_step": 20, "gamma": 0.99, "tau": 0.005, "alpha": "auto", "hidden_sizes": (256, 256),
+        "learning_starts": 5_000, "initial_random_steps": 5_000, "rollout_refresh_interval": None,
+        "rollout_schedule": None, "target_entropy": None, "layer_norm": False, "synthetic_buffer_capacity": None,
+    },
+    mopo_trainer.MOPOOptions: {
+        "rollout_batch_size": 10_000, "rollout_horizon": 5, "rollouts_retained": 5, "rollout_refresh_interval": 1_000,
+        "penalty_coef": 1.0, "penalty": "max_std", "synthetic_batch_ratio": 0.95, "batch_size": 256,
+    },
+    dreamer_trainer.DreamerOptions: {
+        "size": "tiny", "batch_size": 16, "sequence_length": 64, "learning_starts": 1_000, "train_frequency": 8,
+        "world_model_updates": 1, "actor_critic_updates": 1, "imagination_horizon": 15, "imagination_batch_size": None,
+        "world_model_learning_rate": 3e-4, "actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4,
+        "optimizer": "adam", "max_grad_norm": 100.0, "normalize_observations": False, "gamma": 0.997,
+        "gae_lambda": 0.95, "entropy_coef": 3e-4, "buffer_capacity": 100_000,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DEFAULTS, ids=lambda options: options.TITLE)
+def test_defaults_are_those_that_the_documentation_gives(options):
+    assert {name: getattr(options(), name) for name in DEFAULTS[options]} == DEFAULTS[options]
+
+
+def test_the_entropy_that_mbpo_aims_for_and_its_warm_up_are_the_papers():
+    entropies = {"Hopper": -1.0, "Walker2d": -3.0, "HalfCheetah": -3.0, "Ant": -4.0, "Humanoid": -2.0}
+    assert {**entropies, "InvertedPendulum": -0.05, "InvertedDoublePendulum": -0.5} == mbpo_trainer.TARGET_ENTROPIES
+    assert [mbpo_trainer.warm_up_steps(total) for total in (600, 2_000, 30_000, 400_000)] == [300, 500, 3_000, 5_000]
 
 
 # ---- data that lacks what comes after a termination
