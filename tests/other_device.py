@@ -86,7 +86,7 @@ class Case:
 ON_POLICY = {"num_steps": 8, "minibatch_size": 4, "update_epochs": 2, "num_envs": 2}
 VALUES = {"train_frequency": 2, "target_update_interval": 2}
 SHORT = {"dataset_size": 60, "batch_size": 8}
-FITS = {"model_updates": 4, "rollout_batch_size": 12, "model_batch_size": 16}
+FITS = {"model_updates": 4, "rollout_batch_size": 12, "model_batch_size": 16, "synthetic_batch_ratio": 0.5}
 PLANS = {"train_frequency": 12, "learning_starts": 20, "initial_random_steps": 20, "model_updates_per_step": 0.2}
 DREAMS = {"train_frequency": 8, "sequence_length": 6, "imagination_horizon": 2}
 GROUPS: dict[str, dict[str, Case]] = {

@@ -214,7 +214,9 @@ class TestNormaliser:
         state, found = here.state_dict(), there.state_dict()
         assert all(torch.equal(state[name], found[name].cpu()) for name in state)
         assert np.array_equal(here.host(self.ROWS), there.host(self.ROWS))
-        assert torch.equal(here(torch.from_numpy(self.ROWS)), there(torch.from_numpy(self.ROWS).to(DEVICE)).cpu())
+        scaled = here(torch.from_numpy(self.ROWS))
+        assert torch.equal(scaled, there(torch.from_numpy(self.ROWS).to(DEVICE)).cpu())
+        assert np.allclose(here.host(self.ROWS), scaled, atol=1e-6)
 
     def test_it_observes_and_scales_as_on_a_cpu(self):
         here, there = self.pair()
