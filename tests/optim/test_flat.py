@@ -101,6 +101,18 @@ def test_laprop_clips_every_parameter_then_scales_then_averages(options):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # the correction for bias is a float32 power
 
 
+def test_adaptive_clipping_cuts_to_a_share_of_each_parameters_norm_and_leaves_smaller_gradients():
+    weights = [
+        nn.Parameter(torch.tensor([3.0, 4.0])),
+        nn.Parameter(torch.tensor([3.0, 4.0])),
+        nn.Parameter(torch.zeros(1)),
+    ]
+    optimizer = FlatLaProp(weights, lr=RATE)
+    clipped = optimizer.clipped(torch.tensor([0.6, 0.8, 60.0, 80.0, 5.0]))
+    # 0.3 of a norm of 5 is 1.5: a gradient of norm 1 stays, one of norm 100 is cut; a norm of 0 counts as 0.001
+    torch.testing.assert_close(clipped, torch.tensor([0.6, 0.8, 0.9, 1.2, 0.0003]))
+
+
 def test_a_parameter_without_a_gradient_gets_zero_and_a_frozen_one_is_left_alone():
     layers = network()
     layers[0].weight.requires_grad_(False)
