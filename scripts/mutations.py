@@ -40,7 +40,7 @@ COPIES = {"clone", "copy", "deepcopy"}
 DROPPED = {*COPIES, "detach", "clamp", "clip", "clamp_min", "clamp_max", "abs", "square", "sqrt"}
 SYMMETRIC = {
     "min", "max", "minimum", "maximum", "mse_loss", "smooth_l1_loss", "isclose", "allclose", "array_equal", "gcd",
-    "isinstance", "issubclass", "logaddexp", "zip", "getattr", "hasattr", "setattr",
+    "isinstance", "issubclass", "logaddexp", "zip", "getattr", "hasattr", "setattr", "descend",
 }  # fmt: skip
 QUIET = {"warn", "print", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger", "namedtuple", "field", "ConfigDict"}
 IDLE = {"device", "stacklevel", "strict", "encoding", "exist_ok", "parents", "non_blocking"}  # keywords
@@ -126,7 +126,7 @@ class _Finder(ast.NodeVisitor):
         self._strings = {
             n.value for n in ast.walk(self.tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
-        known = self._words & attributes
+        known = {node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)} & attributes
         self._targets = [
             (online, target)
             for target in known
@@ -321,13 +321,13 @@ class _Finder(ast.NodeVisitor):
         parent = self._parents[node]
         decides = isinstance(parent, ast.If | ast.IfExp | ast.While) and parent.test is node
         operands = [node.left, *node.comparators]
-        fractions = [o for o in operands if isinstance(o, ast.Constant) and isinstance(o.value, float)]
+        continuous = "random" in self._text(node) or isinstance(parent, ast.Attribute | ast.Call)  # arrays, mostly
+        continuous |= any(isinstance(getattr(o, "value", None), float) for o in operands)  # rarely met exactly
         for left, right, op in zip(operands, operands[1:], node.ops):
             symbol, opposite = OPERATORS[type(op)]
             if not (decides and len(node.ops) == 1):  # else the condition is forced to be true and false
                 self._operator("comparison", left, right, symbol, opposite)
-            drawn = "random" in self._text(node)
-            if type(op) in BOUNDARIES and not fractions and not drawn:  # a number in between is never met exactly
+            if type(op) in BOUNDARIES and not continuous:
                 self._operator("boundary", left, right, symbol, BOUNDARIES[type(op)])
         self.generic_visit(node)
 

@@ -54,9 +54,13 @@ def test_adam_is_torchs_adam(options, compiling, monkeypatch):
     for loss in losses(ours):
         optimizer.step(optimizer.gradient(loss))
     limit = options.pop("max_grad_norm", None)
-    walk(theirs, torch.optim.Adam(theirs.parameters(), lr=RATE, **options), limit)
+    adam = torch.optim.Adam(theirs.parameters(), lr=RATE, **options)
+    walk(theirs, adam, limit)
     assert_equal(ours, theirs)
     assert optimizer.count == STEPS
+    for name, moments in (("exp_avg", optimizer.mean), ("exp_avg_sq", optimizer.square)):
+        expected = torch.cat([adam.state[p][name].reshape(-1) for p in theirs.parameters()])
+        torch.testing.assert_close(moments, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_adams_defaults_are_torchs():
@@ -97,6 +101,18 @@ def test_laprop_clips_every_parameter_then_scales_then_averages(options):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # the correction for bias is a float32 power
 
 
+def test_adaptive_clipping_cuts_to_a_share_of_each_parameters_norm_and_leaves_smaller_gradients():
+    weights = [
+        nn.Parameter(torch.tensor([3.0, 4.0])),
+        nn.Parameter(torch.tensor([3.0, 4.0])),
+        nn.Parameter(torch.zeros(1)),
+    ]
+    optimizer = FlatLaProp(weights, lr=RATE)
+    clipped = optimizer.clipped(torch.tensor([0.6, 0.8, 60.0, 80.0, 5.0]))
+    # 0.3 of a norm of 5 is 1.5: a gradient of norm 1 stays, one of norm 100 is cut; a norm of 0 counts as 0.001
+    torch.testing.assert_close(clipped, torch.tensor([0.6, 0.8, 0.9, 1.2, 0.0003]))
+
+
 def test_a_parameter_without_a_gradient_gets_zero_and_a_frozen_one_is_left_alone():
     layers = network()
     layers[0].weight.requires_grad_(False)
@@ -107,6 +123,13 @@ def test_a_parameter_without_a_gradient_gets_zero_and_a_frozen_one_is_left_alone
     assert torch.equal(gradient, torch.cat([2 * layers[0].bias.detach(), torch.zeros(10).double()]))
     optimizer.step(gradient)
     assert torch.equal(layers[0].weight, frozen) and torch.equal(layers[2].weight, unused)
+
+
+@pytest.mark.parametrize("kind", [FlatAdam, FlatRMSprop, FlatLaProp])
+def test_autograd_does_not_see_a_step(kind):
+    optimizer = kind(network().parameters(), lr=RATE)
+    optimizer.step(torch.ones_like(optimizer.flat).requires_grad_())
+    assert not optimizer.flat.requires_grad and not optimizer.square.requires_grad
 
 
 def test_all_gradients_are_taken_before_any_step():

@@ -264,6 +264,27 @@ def test_without_an_agent_actions_are_uniform():
     assert recorded(data) == recorded(collect(CONFIG, None, steps=400, seed=3))
 
 
+@pytest.mark.parametrize(("size", "ticks"), [({"steps": 3}, [0, 1, 2, 3]), ({"episodes": 1}, [0, 0, 1])])
+def test_a_collection_shows_how_far_it_has_come(size, ticks, monkeypatch):
+    told = []
+
+    class Bar:
+        def __init__(self, kind, **facts):
+            told.append((kind, facts))
+
+        def tick(self, done):
+            told.append(done)
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setattr("rl_training.runtime.experience.Progress", Bar)
+    collect(CONFIG, Counting(), seed=2, progress="lines", **size)
+    ((unit, total),) = size.items()
+    facts = {"title": "collect Scripted-v0", "total": total, "start": 0, "unit": unit}
+    assert told == [("lines", facts), *ticks, "closed"]
+
+
 @pytest.mark.parametrize("sizes", [{}, {"steps": 3, "episodes": 1}])
 def test_a_collection_needs_its_size_in_steps_or_in_episodes(sizes):
     with pytest.raises(ValueError, match="one of the two"):

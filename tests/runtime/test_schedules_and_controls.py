@@ -129,6 +129,7 @@ def test_without_a_schedule_nothing_is_set_again():
     [
         ({"learning_rate_schedule": "linear"}, [0.75, 0.5, 0.25, 0.0]),
         ({"learning_rate_schedule": {"type": "constant", "start": 0.5}}, [0.5]),
+        ({"learning_rate_schedule": {"type": "constant", "start": 0.0}}, [0.0]),
         ({"warmup_steps": 2}, [0.5, 1.0]),
         ({"learning_rate_schedule": "linear", "warmup_steps": 2}, [0.5, 1.0, 0.5, 0.0]),
     ],
