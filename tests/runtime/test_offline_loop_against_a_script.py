@@ -123,7 +123,7 @@ def test_an_offline_run_is_the_scripted_one(tmp_path, algo, options, stop):
         ({"reward_scale": 0.5, "reward_shift": 0.25}, lambda rewards: 3 * rewards * 0.5 + 0.25),
         ({"reward_clip_min": -2.0, "reward_clip_max": 4.5}, lambda rewards: np.clip(3 * rewards, -2.0, 4.5)),
     ],
-    ids=str,
+    ids=["scale and shift", "clip"],
 )
 def test_rewards_are_changed_by_the_wrapper_then_by_the_options(tmp_path, changes, reward):
     data, options = recorded(ROWS), {**STEPS, **OWN["iql"], **changes}
