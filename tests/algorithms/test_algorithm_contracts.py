@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rl_training
+from rl_training.base.metrics import Metrics
 from rl_training.base.options import ConfigError
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
@@ -274,3 +275,17 @@ def test_all_options_in_force_written_out_are_the_same_options(algo, tiny):
         options = spec.options(config)
         whole = options.model_dump(mode="json", exclude=options.idle())
         assert spec.options(config.replace(algo_kwargs=whole)) == options
+
+
+@everyone
+def test_metrics_that_nobody_has_read_keep_no_graph_alive(algo, tiny, monkeypatch):
+    begin, names_seen, with_graph = Metrics.__init__, set(), set()
+
+    def watched(self, names, tensors):
+        names_seen.update(names)
+        with_graph.update(name for name, tensor in zip(names, tensors) if tensor.requires_grad)
+        begin(self, names, tensors)
+
+    monkeypatch.setattr(Metrics, "__init__", watched)
+    get_algorithm_spec(algo).train(tiny(algo, total_timesteps=64, compile=False))
+    assert names_seen and not with_graph

@@ -118,7 +118,7 @@ def test_pets_gets_its_options(planner, expected):
     assert widths(agent.model.net) == [(4, 5, 5), (4, 5, 8)] and len(agent.model.elites) == 4
     assert agent._rewards is None and agent.terminations.function is None
     narrow = pets_trainer.PETSOptions(planning_candidates=5, planning_topk=9)
-    assert narrow.search() == CEM(candidates=5, elites=5, iterations=4, alpha=0.1)
+    assert narrow.search() == CEM(candidates=5, elites=5, iterations=8, alpha=0.1)
 
 
 def test_registered_functions_see_actions_in_the_environments_units(monkeypatch):
@@ -208,9 +208,9 @@ DEFAULTS = {
     pets_trainer.PETSOptions: {
         "num_ensembles": 5, "model_hidden_sizes": (200, 200, 200), "model_learning_rate": 1e-3, "batch_size": 32,
         "learning_starts": 200, "initial_random_steps": 200, "train_frequency": 200, "model_updates_per_step": None,
-        "planner": "cem", "planning_horizon": 20, "planning_candidates": 200, "planning_topk": 20,
-        "planning_iterations": 4, "planning_particles": 10, "planning_alpha": 0.1, "propagation": "tsinf",
-        "eval_interval": 0,
+        "planner": "cem", "planning_horizon": 20, "planning_candidates": 100, "planning_topk": 10,
+        "planning_iterations": 8, "planning_particles": 5, "planning_alpha": 0.1, "propagation": "tsinf",
+        "eval_interval": 0, "standardise_targets": True,
     },
     mbpo_trainer.MBPOOptions: {
         "num_ensembles": 7, "num_elites": 5, "model_hidden_sizes": (200,) * 4, "model_learning_rate": 1e-3,
@@ -219,7 +219,7 @@ DEFAULTS = {
         "rollouts_retained": 1, "synthetic_batch_ratio": 0.95, "policy_learning_rate": 3e-4, "batch_size": 256,
         "gradient_updates_per_step": 20, "gamma": 0.99, "tau": 0.005, "alpha": "auto", "hidden_sizes": (256, 256),
         "learning_starts": 5_000, "initial_random_steps": 5_000, "rollout_refresh_interval": None,
-        "rollout_schedule": None, "target_entropy": None, "layer_norm": False, "synthetic_buffer_capacity": None,
+        "rollout_schedule": None, "standardise_targets": False, "target_entropy": None, "layer_norm": False, "synthetic_buffer_capacity": None,
     },
     mopo_trainer.MOPOOptions: {
         "rollout_batch_size": 10_000, "rollout_horizon": 5, "rollouts_retained": 5, "rollout_refresh_interval": 1_000,
