@@ -119,6 +119,24 @@ def test_the_next_search_starts_from_the_rest_of_the_plan():
     assert np.array_equal(agent.initial_carry(1), np.zeros((1, 4, 1)))
 
 
+def test_a_deterministic_plan_has_noise_of_its_own_for_every_observation():
+    """With the same noise at every step, the search would err in the same direction step after step."""
+    agent = PETS(dynamics_model=Toy(still, lambda obs, actions: 0 * actions[..., 0]), learning_rate=1e-3, horizon=2)
+    obs = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
+    first, again = (agent.act(obs, deterministic=True).actions for _ in range(2))
+    assert np.array_equal(first, again) and len(np.unique(first)) == 6
+    box = {
+        "action_low": -1.0,
+        "action_high": 1.0,
+        "horizon": 2,
+        "num_candidates": 9,
+        "num_iterations": 2,
+        "num_topk": 3,
+    }
+    one, same, other = (agent.plan_action(row, **box) for row in obs[[0, 0, 1]])
+    assert np.array_equal(one, same) and not np.array_equal(one, other)
+
+
 def test_planning_leaves_the_other_random_numbers_alone():
     agent = PETS(dynamics_model=Toy(still, lambda obs, actions: actions[..., 0]), learning_rate=1e-3, horizon=2)
     torch.manual_seed(5)

@@ -6,6 +6,7 @@ plan (TS∞) or changes members at every step (TS1).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -30,6 +31,14 @@ def pets_loss(batch: Tensors) -> Tensors:
     """``gaussian_ensemble_loss`` under PETS's name."""
     terms = gaussian_ensemble_loss(batch)
     return {"pets_model_loss": terms.pop("model_loss"), **terms}
+
+
+def seed_of(obs: np.ndarray) -> int:
+    """The seed of a deterministic plan: the same for the same observation, and another one for another.
+
+    With one seed for all, every plan would have the same noise, and err in the same direction step after step.
+    """
+    return zlib.crc32(np.ascontiguousarray(obs, np.float32).tobytes())
 
 
 class PETS(EnsembleDynamics):
@@ -70,7 +79,7 @@ class PETS(EnsembleDynamics):
         high = torch.ones(self._horizon, self.model.action_dim, device=self._device)
         actions, starts = [], []
         for row, start in zip(obs, carry):
-            seed = 0 if deterministic else int(stream(rng).integers(2**62))
+            seed = seed_of(row) if deterministic else int(stream(rng).integers(2**62))
             where, mean = arrays_to_device(self._device, row.astype(np.float32), start)
             plan = to_host(self._plan(where, -high, high, self._planner, self._particles, seed, mean))[0]
             actions.append(plan[0])
@@ -98,7 +107,7 @@ class PETS(EnsembleDynamics):
         start, *bounds = arrays_to_device(self._device, *arrays)
         low, high = (bound.expand(horizon, self.model.action_dim) for bound in bounds)
         planner = CEM(candidates=num_candidates, elites=num_topk, iterations=num_iterations)
-        seed = 0 if deterministic else int(torch.randint(2**62, ()))
+        seed = seed_of(np.asarray(obs)) if deterministic else int(torch.randint(2**62, ()))
         return to_host(self._plan(start, low, high, planner, num_particles, seed, None)[0])[0]
 
     def _plan(
