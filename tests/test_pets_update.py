@@ -125,6 +125,7 @@ def test_a_deterministic_plan_has_noise_of_its_own_for_every_observation():
     obs = np.linspace(-1, 1, 6, dtype=np.float32)[:, None]
     first, again = (agent.act(obs, deterministic=True).actions for _ in range(2))
     assert np.array_equal(first, again) and len(np.unique(first)) == 6
+    assert np.array_equal(agent.act(obs * (1 + 1e-6), deterministic=True).actions, first)  # the last bits do not count
     box = {
         "action_low": -1.0,
         "action_high": 1.0,

@@ -57,7 +57,7 @@ class PETSReference:
 
     def act(self, obs: np.ndarray, start: np.ndarray, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         """The first action of a plan in the box [-1, 1], and the rest of it, with zeros at its end, as the next start."""
-        own = zlib.crc32(np.asarray(obs, np.float32).tobytes())  # deterministic: a seed made of the observation
+        own = zlib.crc32(np.asarray(obs, np.float16).tobytes())  # deterministic: a seed made of the observation
         torch.manual_seed(own if rng is None else int(rng.integers(2**62)))
         high = torch.ones(start.shape)
         seen = torch.from_numpy(obs)

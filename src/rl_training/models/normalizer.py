@@ -66,24 +66,27 @@ class ObservationNormalizer(HostBuffers):
 
     def _set(self, mean: torch.Tensor, inverse_std: torch.Tensor) -> None:
         """Take over what ``forward`` scales by, in one transfer."""
+        if self.mean.device.type == "cpu":  # at every step of a run: nothing to pack
+            self.mean.copy_(mean)
+            self.inverse_std.copy_(inverse_std)
+            return
         rounded = {"mean": mean.to(self.mean.dtype), "inverse_std": inverse_std.to(self.inverse_std.dtype)}
         for name, values in to_device(rounded, self.mean.device).items():
             self._buffers[name].copy_(values)  # type: ignore[union-attr]
-        if self.mean.device.type != "cpu":
-            self._on_host = _OnHost(self._versions(), *(values.numpy() for values in rounded.values()))
+        self._on_host = _OnHost(self._versions(), *(values.numpy() for values in rounded.values()))
 
     def _versions(self) -> tuple[int, int]:
         """How often the tensors have been changed in place."""
         return self.mean._version, self.inverse_std._version
 
-    def _scale(self) -> _OnHost:
+    def _scale(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and inverse deviation as arrays. Those of another device than a CPU are read again only when they have
         changed: they are needed for every action."""
         if self.mean.device.type == "cpu":
-            return _OnHost((0, 0), self.mean.numpy(), self.inverse_std.numpy())
+            return self.mean.numpy(), self.inverse_std.numpy()
         if self._on_host is None or self._on_host.versions != self._versions():
             self._on_host = _OnHost(self._versions(), *to_host(self.mean, self.inverse_std))
-        return self._on_host
+        return self._on_host.mean, self._on_host.inverse_std
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_on_host": None}  # a copy's tensors count their changes anew
@@ -97,6 +100,6 @@ class ObservationNormalizer(HostBuffers):
             with torch.no_grad():
                 normalised: np.ndarray = to_host(self(*arrays_to_device(self.mean.device, x)))[0]
                 return normalised
-        _, mean, inverse_std = self._scale()
+        mean, inverse_std = self._scale()
         scaled: np.ndarray = (x - mean) * inverse_std
         return np.clip(scaled, -self.clip, self.clip, out=scaled)
