@@ -151,6 +151,16 @@ def test_a_fit_takes_the_targets_units_only_on_request(standardised):
     np.testing.assert_allclose(ensemble.target_mean.numpy(), deltas.mean(0) if standardised else 0.0, atol=1e-6)
 
 
+def test_a_model_of_ones_own_need_not_know_of_the_targets_units():
+    class Plain(MLPMOPOEnsembleModel):
+        standardise_targets = property()  # reading it raises AttributeError, as if it were not there
+
+    plain = Plain(obs_dim=2, action_dim=1, hidden_sizes=(8,), num_ensembles=2)
+    dynamics = EnsembleDynamics(model=plain, learning_rate=1e-3)
+    fit = ModelFit(dynamics, Rng(0, "fit"), batch_size=16, holdout_ratio=0.0, most_updates=2, standardise_targets=True)
+    assert len(list(fit.run(linear_data(64)))) == 1
+
+
 def test_disagreement_is_the_largest_distance_from_the_mean():
     means = torch.tensor([[[0.0, 0.0, 9.0]], [[3.0, 4.0, -9.0]], [[0.0, 0.0, 0.0]]])
     assert disagreement(means).item() == pytest.approx(math.hypot(2, 8 / 3))  # the reward does not count

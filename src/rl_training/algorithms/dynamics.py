@@ -113,8 +113,8 @@ class ModelFit:
     ``LIKELIHOOD_IMPROVEMENT`` per dimension. It ends when neither has for more than ``patience`` epochs and
     ``patience_updates`` gradient steps, or ``most_updates`` are spent. Epochs alone would end it at once on little
     data, where an epoch is a step or two. Each member then returns to its best likelihood, and those with the smallest
-    errors become the elites. Without a holdout, it makes ``most_updates`` steps. With ``standardise_targets``, the
-    model's outputs are in units of the targets' deviations.
+    errors become the elites. Without a holdout, it makes ``most_updates`` steps. With ``standardise_targets``, a
+    model that has a method of this name is given the targets first, to take their deviations as units of its outputs.
 
     It can be saved between epochs, and goes on there with the same data.
     """
@@ -168,7 +168,7 @@ class ModelFit:
         self.rows = train[rng.integers(len(train), size=(members, max(len(train), self._batch_size)))]
         [used] = arrays_to_device(self._device, train)
         self._dynamics.model.standardise(torch.cat([obs[used], actions[used]], 1))
-        if self._standardise_targets:
+        if self._standardise_targets and hasattr(self._dynamics.model, "standardise_targets"):
             self._dynamics.model.standardise_targets(targets[used])
         self.errors, self.likelihoods = np.full(members, np.inf), np.full(members, np.inf)
         self.least_errors, self.least_likelihood = np.full(members, np.inf), math.inf

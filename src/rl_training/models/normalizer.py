@@ -91,6 +91,10 @@ class ObservationNormalizer(HostBuffers):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_on_host": None}  # a copy's tensors count their changes anew
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._on_host = None  # and so do those that are moved
+        return super()._apply(fn, recurse)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ((x - self.mean) * self.inverse_std).clamp(-self.clip, self.clip)
 
