@@ -1,4 +1,7 @@
-"""Checkpoints of format 1, written before learned terminations belonged to the agent, load, act and go on."""
+"""Checkpoints of older formats load, act and go on.
+
+Format 1 was written before learned terminations belonged to the agent, format 2 before ensembles knew the units of their targets.
+"""
 
 from pathlib import Path
 
@@ -14,22 +17,28 @@ from rl_training.experiment.migrations import FORMAT
 from rl_training.experiment.registry import get_algorithm_spec
 from toys import SMOKE, Counter
 
-FILES = Path(__file__).parents[1] / "fixtures" / "format_1"  # runs of toys.SMOKE, stopped at step 90 of 128
+FIXTURES = Path(__file__).parents[1] / "fixtures"  # runs of toys.SMOKE, stopped at step 90 of 128
+FILES = FIXTURES / "format_1"
+OLDER = [(1, algo) for algo in SMOKE] + [(2, algo) for algo in ("pets", "mbpo", "mopo")]  # the rest are alike in both
 
 
 def counter():
     return Counter(7, terminate=True, actions=Box(-1, 1, (1,), np.float32))
 
 
-def opened(algo, folder):
-    state = load_checkpoint(FILES / f"{algo}.ckpt")
+def opened(algo, folder, number=1):
+    state = load_checkpoint(FIXTURES / f"format_{number}" / f"{algo}.ckpt")
     own = {"env": counter} if state.metadata.get("own_env") else {}
     return get_algorithm_spec(algo), TrainConfig(**{**state.config, "output_dir": folder}), state, own
 
 
-@pytest.mark.parametrize("algo", SMOKE)
-def test_an_older_checkpoint_acts_and_its_run_goes_on(algo, tmp_path):
-    spec, config, state, own = opened(algo, tmp_path)
+def test_there_are_files_of_every_older_format():
+    assert {number for number, _ in OLDER} == set(range(1, FORMAT))
+
+
+@pytest.mark.parametrize(("number", "algo"), OLDER)
+def test_an_older_checkpoint_acts_and_its_run_goes_on(number, algo, tmp_path):
+    spec, config, state, own = opened(algo, tmp_path, number)
     agent, spaces = spec.load(config, state, **own)
     obs = np.zeros((2, *spaces.obs_shape), spaces.obs_dtype)
     assert len(agent.act(obs, deterministic=True).actions) == 2
@@ -39,21 +48,22 @@ def test_an_older_checkpoint_acts_and_its_run_goes_on(algo, tmp_path):
     assert load_checkpoint(result.checkpoint_path).metadata["format"] == FORMAT
 
 
+@pytest.mark.parametrize("number", range(1, FORMAT))
 @pytest.mark.parametrize("algo", ["pets", "mbpo"])
-def test_terminations_that_an_older_run_had_learned_are_the_agents(algo, tmp_path):
-    spec, config, state, own = opened(algo, tmp_path)
+def test_terminations_that_an_older_run_had_learned_are_the_agents(algo, number, tmp_path):
+    spec, config, state, own = opened(algo, tmp_path, number)
     agent, _ = spec.load(config, state, **own)
     obs = np.arange(7, dtype=np.float32)[:, None]
     terminated = deciding(agent.terminations)(obs, np.zeros((7, 1), np.float32), obs + 1)
     assert terminated.tolist() == 6 * [False] + [True]
 
 
-def test_an_older_run_of_pets_keeps_the_model_and_the_plans_that_it_began_with(tmp_path):
+@pytest.mark.parametrize("number", range(1, FORMAT))
+def test_an_older_run_of_pets_keeps_the_model_and_the_plans_that_it_began_with(number, tmp_path):
     """Its outputs stay in the data's units, and what its config did not set is what the defaults were."""
-    state = load_checkpoint(FILES / "pets.ckpt")
+    spec, config, state, own = opened("pets", tmp_path, number)
     assert state.config["algo_kwargs"]["standardise_targets"] is False
     assert state.config["algo_kwargs"]["planning_candidates"] == 8  # its own
-    spec, config, state, own = opened("pets", tmp_path)
     model = spec.load(config, state, **own)[0].model
     assert torch.equal(model.target_scale, torch.ones(2)) and torch.equal(model.target_mean, torch.zeros(2))
 

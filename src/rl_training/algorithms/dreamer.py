@@ -225,9 +225,8 @@ class Dreamer(Learner):
         discounts = torch.stack([model.continue_logits(x).sigmoid() for x in features])
         values = torch.stack([self.critic.values(x) for x in features])
         returns = lambda_returns(rewards, discounts, values, self._lam)
-        weights = (
-            discounts.cumprod(0)[:-1] / self._gamma
-        )  # probability of reaching a state, discounted from the first on
+        # the probability of reaching a state, discounted from the first on
+        weights = discounts.cumprod(0)[:-1] / self._gamma
         return {
             "features": torch.stack(features), "actions": torch.stack(actions), "rewards": rewards, "values": values,
             "returns": returns, "weights": weights,

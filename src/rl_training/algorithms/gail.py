@@ -98,9 +98,8 @@ class GAIL(PPO):
     def _learn_discriminator(self, rows: Tensors) -> Tensors:
         columns, half = [rows[name] for name in COLUMNS if name in rows], len(rows["obs"]) // 2
         inputs = self.discriminator.inputs(*columns) if self._penalty else None
-        logits = (
-            self.discriminator(*columns) if inputs is None or self._own_logits else self.discriminator.logits(inputs)
-        )
+        forward = inputs is None or self._own_logits
+        logits = self.discriminator(*columns) if forward else self.discriminator.logits(inputs)
         terms = gail_discriminator_loss(logits[:half], logits[half:], self._smoothing)
         loss = terms["gail_discriminator_loss"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.dreamer import Dreamer
@@ -17,6 +17,9 @@ from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 __all__ = ["SPECS", "DreamerLoop", "DreamerOptions", "build", "train_dreamer"]
+
+RATES = {"world_model_learning_rate", "actor_learning_rate", "critic_learning_rate"}
+SHARED = {"optimizer", "max_grad_norm", "gamma", "entropy_coef", "imagination_horizon", "imagination_batch_size"}
 
 
 class DreamerOptions(ReplayOptions):
@@ -73,9 +76,8 @@ class DreamerLoop(OffPolicyLoop):
     def __iter__(self) -> Iterator[None]:
         shape = self._run.spaces.obs_shape
         if len(shape) == 3 and shape[1:] != (sides := (padded(shape[1]), padded(shape[2]))):
-            self._run.announce(
-                "images of {} x {} are resized to {} x {} for the world model".format(*shape[1:], *sides)
-            )
+            seen, wanted = ("{} x {}".format(*size) for size in (shape[1:], sides))
+            self._run.announce(f"images of {seen} are resized to {wanted} for the world model")
         yield from super().__iter__()
 
     def learn(self, rounds: int) -> None:
@@ -102,13 +104,10 @@ def build(cfg: DreamerOptions, plan: Blueprint) -> Dreamer:
     spaces, size = plan.spaces, SIZES[cfg.size]
     size = replace(size, units=cfg.features_dim or size.units, embed=cfg.action_embed_dim)
     discrete = spaces.action_kind == "discrete"
+    actions: Any = {"num_actions": spaces.num_actions} if discrete else {"action_dim": spaces.action_dim}
     return Dreamer(
-        obs_shape=spaces.obs_shape, size=size, num_actions=spaces.num_actions if discrete else None,
-        action_dim=None if discrete else spaces.action_dim, normalizer=plan.normalizer(cfg.normalize_observations),
-        world_model_learning_rate=cfg.world_model_learning_rate, actor_learning_rate=cfg.actor_learning_rate,
-        critic_learning_rate=cfg.critic_learning_rate, optimizer=cfg.optimizer, max_grad_norm=cfg.max_grad_norm,
-        gamma=cfg.gamma, lam=cfg.gae_lambda, entropy_coef=cfg.entropy_coef, device=plan.device,
-        imagination_horizon=cfg.imagination_horizon, imagination_batch_size=cfg.imagination_batch_size,
+        obs_shape=spaces.obs_shape, size=size, **actions, lam=cfg.gae_lambda, **cfg.pick(RATES | SHARED),
+        normalizer=plan.normalizer(cfg.normalize_observations), device=plan.device,
     )  # fmt: skip
 
 

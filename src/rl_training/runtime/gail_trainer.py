@@ -44,9 +44,7 @@ class GAILOptions(PPOOptions, ExpertOptions):
     reward_type: RewardType = opt("softplus", "softplus (rewards survival), logsigmoid (termination) or logit")
     absorbing: bool = opt(False, "make the time after a termination a state that is discriminated and rewarded too")
     label_smoothing: float = opt(0.0, "how far the discriminator's labels are from one and zero", ge=0, lt=0.5)
-    gradient_penalty: float = opt(
-        0.0, "weight of the penalty that pulls the discriminator's gradient norm to one", ge=0
-    )
+    gradient_penalty: float = opt(0.0, "weight of the penalty that pulls its gradient norm to one", ge=0)
     bc_updates: int = opt(0, "updates of behaviour cloning before the first rollout", ge=0)
     features_dim: int | None = opt(None, "images: features of the policy's convolutions; null: as hidden_sizes", ge=1)
     head_hidden_sizes: Sizes = opt((), "images: layers between those features and the policy's outputs")
