@@ -10,7 +10,7 @@ PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-newest coverage mutants mutants-changed check format wheel bench learn campaign report docs clean
+.PHONY: help quickstart test test-all test-newest coverage mutants mutants-changed check format wheel bench learn campaign report docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -42,6 +42,9 @@ quickstart: $(VENV)/.installed  ## train PPO on CartPole, evaluate it, and see w
 
 test: $(VENV)/.dev  ## run the tests, as CI does, and print the ten slowest
 	$(PYTEST) --durations=10 tests
+
+test-all: $(VENV)/.dev  ## run them under what other machines bring: any order, no vector units, no compiler, each file alone (an hour)
+	$(BIN)/python scripts/test_everywhere.py
 
 test-newest:  ## run the tests with the newest versions of everything, in an environment of its own (.venv-newest)
 	rm -rf .venv-newest
