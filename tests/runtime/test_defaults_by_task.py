@@ -51,17 +51,38 @@ def test_on_policy_learning_from_images_is_not_normalised():
 
 
 @pytest.mark.parametrize(
-    ("env_id", "horizon"), [("Pendulum-v1", 20), ("InvertedPendulum-v5", 40), ("MountainCarContinuous-v0", 40)]
+    ("env_id", "horizon", "planner"),
+    [("Pendulum-v1", 20, "cem"), ("InvertedPendulum-v5", 40, "icem"), ("MountainCarContinuous-v0", 40, "icem")],
 )
-def test_pets_looks_further_ahead_where_episodes_may_terminate(env_id, horizon):
-    assert completed("pets", env_id)["planning_horizon"] == horizon
-    assert completed("pets", env_id, algo_kwargs={"planning_horizon": 7})["planning_horizon"] == 7
+def test_pets_looks_further_ahead_by_smoother_plans_where_episodes_may_terminate(env_id, horizon, planner):
+    chosen = completed("pets", env_id)
+    assert (chosen["planning_horizon"], chosen["planner"]) == (horizon, planner)
+    chosen = completed("pets", env_id, algo_kwargs={"planning_horizon": 7, "planner": "random"})
+    assert (chosen["planning_horizon"], chosen["planner"]) == (7, "random")
 
 
 @pytest.mark.parametrize(("total", "warm_up"), [(1_000_000, 10_000), (100_000, 10_000), (30_000, 3_000), (8_000, 800)])
 def test_sac_spends_a_tenth_of_a_run_on_random_steps_and_at_most_ten_thousand(total, warm_up):
     chosen = completed("sac", total_timesteps=total)
-    assert chosen == {"learning_starts": warm_up, "initial_random_steps": warm_up, "learning_rate": 1e-3}
+    rest = {"learning_rate": 1e-3, "alpha": "auto"}
+    assert chosen == {"learning_starts": warm_up, "initial_random_steps": warm_up, **rest}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "alpha"), [("HalfCheetah-v5", 0.2), ("MountainCarContinuous-v0", "auto"), ("Pendulum-v1", "auto")]
+)
+def test_sacs_temperature_is_fixed_where_episodes_have_a_thousand_steps(env_id, alpha):
+    assert completed("sac", env_id)["alpha"] == alpha
+    assert completed("sac", env_id, algo_kwargs={"alpha": 0.5})["alpha"] == 0.5
+    assert "alpha" not in completed("rlpd", env_id)
+
+
+def test_a_target_entropy_that_is_set_is_aimed_for():
+    assert completed("sac", "HalfCheetah-v5", algo_kwargs={"target_entropy": -3.0})["alpha"] == "auto"
+
+
+def test_a_time_limit_of_ones_own_counts():
+    assert completed("sac", env_kwargs={"max_episode_steps": 1000})["alpha"] == 0.2
 
 
 @pytest.mark.parametrize(

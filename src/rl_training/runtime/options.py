@@ -33,6 +33,7 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
+    time_limit: int | None = None  # the steps after which episodes are truncated
 
 
 class AlgorithmOptions(Options):

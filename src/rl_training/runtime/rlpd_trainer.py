@@ -17,6 +17,7 @@ from rl_training.data.prior_data import PriorData, build_dataset, rewards_learne
 from rl_training.data.sources import Mixed
 from rl_training.models.mlp import xavier_
 from rl_training.models.mlp_sac import MLPSACModel
+from rl_training.runtime.critic_options import Temperature
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions, make_replay
 from rl_training.runtime.loops.offline import _build_offline_dataset, _infer_env_spaces
 from rl_training.runtime.options import Task
@@ -42,6 +43,7 @@ class RLPDOptions(DatasetOptions, SACOptions):
     TITLE = "rlpd"
     BY_TASK: ClassVar[tuple[str, ...]] = ReplayOptions.BY_TASK
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
+    alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
     learning_starts: int = opt(5_000, "environment steps before updates; by task: at most a tenth of the run", ge=0)
     initial_random_steps: int = opt(5_000, "environment steps with random actions; by task: as learning_starts", ge=0)
     gradient_updates_per_step: int = opt(20, "critic updates each time, followed by one of the actor", ge=1)

@@ -8,19 +8,24 @@ from typing import Any, ClassVar
 from rl_training.algorithms.sac import SAC
 from rl_training.base.options import opt
 from rl_training.models.mlp_sac import MLPSACModel
-from rl_training.runtime.critic_options import SoftOptions
+from rl_training.runtime.critic_options import SoftOptions, Temperature
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions
 from rl_training.runtime.options import Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 
 __all__ = ["SPECS", "SACOptions", "build", "train_sac"]
 
+LONG = 1_000  # steps of an episode, as locomotion has them: from there on, the temperature is fixed
+
 
 class SACOptions(SoftOptions, OffPolicyOptions):
-    """SAC's options. A new run warms up for a tenth of its steps, with random actions, unless that is set."""
+    """SAC's options. A new run warms up for a tenth of its steps, with random actions, unless that is set.
+
+    Its temperature is fixed where episodes are long, as in the field's recipes for locomotion, and tuned elsewhere.
+    """
 
     TITLE = "sac"
-    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "learning_rate")
+    BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "learning_rate", "alpha")
     learning_starts: int = opt(
         1_000, "environment steps before the first update; by task: a tenth of the run, at most 10,000", ge=0
     )
@@ -28,10 +33,15 @@ class SACOptions(SoftOptions, OffPolicyOptions):
         1_000, "environment steps with uniformly random actions; by task: as learning_starts", ge=0
     )
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature; by task: 0.001", gt=0)
+    alpha: Temperature = opt(
+        "auto", "temperature: a number, or auto to tune it to target_entropy; by task: 0.2 for episodes of 1,000 steps"
+    )
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        return {**cls.warm_up(task, min(10_000, task.total_timesteps // 10)), "learning_rate": 1e-3}
+        fixed = (task.time_limit or 0) >= LONG and "target_entropy" not in task.given
+        chosen = {"learning_rate": 1e-3, "alpha": 0.2 if fixed else "auto"}
+        return {**cls.warm_up(task, min(10_000, task.total_timesteps // 10)), **chosen}
 
 
 def build(
