@@ -1,7 +1,8 @@
 """Mistakes that a person could have written into a Python file: where they go, and what the text becomes.
 
 A mistake replaces one stretch of the text and leaves the rest as it is. Annotations, docstrings, messages and what only
-raises or warns are left alone; so is what cannot matter (swapped arguments of ``max``, a device).
+raises or warns are left alone; so is what cannot matter (swapped arguments of ``max``, a device) and what costs memory
+but changes no number (a missing ``no_grad``).
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ SYMMETRIC = {
 }  # fmt: skip
 QUIET = {"warn", "print", "cast", "TypeVar", "ParamSpec", "NewType", "getLogger", "namedtuple", "field", "ConfigDict"}
 IDLE = {"device", "stacklevel", "strict", "encoding", "exist_ok", "parents", "non_blocking"}  # keywords
-GRADS = {"torch.no_grad()", "torch.inference_mode()"}
 AXES = {"dim", "axis", "dims"}
 
 
@@ -197,12 +197,6 @@ class _Finder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.name in ("__repr__", "__str__"):
             return
-        for decorator in node.decorator_list:
-            if self._text(decorator) in GRADS:
-                self._scopes.append(node)
-                self._statement = (node.body[0].lineno, node.end_lineno or node.lineno)
-                self._add("gradient", self._start(decorator) - 1, self._end(decorator), "")
-                self._scopes.pop()
         self._statement = self._header(node)
         for default in [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]:
             self.visit(default)
@@ -261,11 +255,6 @@ class _Finder(ast.NodeVisitor):
             and not isinstance(node.value, covered)
         ):
             self._put("condition", node.value, f"not ({self._text(node.value)})")
-        self.generic_visit(node)
-
-    def visit_With(self, node: ast.With) -> None:
-        if self._text(node.items[0].context_expr) in GRADS and len(node.items) == 1:
-            self._add("gradient", self._start(node), self._end(node.items[0].context_expr), "if True")
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:

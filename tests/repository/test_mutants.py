@@ -37,8 +37,7 @@ def changes(mutations, source: str, attributes=frozenset()) -> set[str]:
         ("def f(a): return a.amin(1)", {"amin → amax", "amin → mean", "1 → 0"}),
         ("def f(a): return a.detach() - a", {"a.detach() → a", "- → +"}),
         ("def f(a): return (a - 2).clamp(0, a)", {"(a - 2).clamp(0, a) → (a - 2)", "- → +", "2 → 3", "0 → 1", "0, a → a, 0"}),
-        ("def f(m, x):\n    with torch.no_grad():\n        return m(x)", {"with torch.no_grad() → if True"}),
-        ("@torch.no_grad()\ndef f(x):\n    return x", {"@torch.no_grad() → (nothing)"}),
+        ("@torch.no_grad()\ndef f(x):\n    return x", set()),  # more memory, but the same numbers
         ("def f(g, a, b): return g(a, b)", {"a, b → b, a"}),
         ("def f(g, a): return g(a, gamma=a)", {", gamma=a → (nothing)"}),
         ("def f(a, n): return a[:n]", {"n → n - 1"}),

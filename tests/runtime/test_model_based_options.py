@@ -156,7 +156,7 @@ def test_dreamer_gets_its_options(monkeypatch, actions):
     given = dreamer_trainer.build(cfg, plan(actions=actions))
     assert given == {
         **DREAMER, "lam": 0.9, "obs_shape": (3,), "normalizer": None, "device": torch.device("cpu"),
-        "num_actions": 5 if actions else None, "action_dim": None if actions else 2,
+        **({"num_actions": 5} if actions else {"action_dim": 2}),
         "size": replace(SIZES["nano"], units=11, embed=12),
     }  # fmt: skip
     scaled = dreamer_trainer.build(dreamer_trainer.DreamerOptions(normalize_observations=True), plan())
