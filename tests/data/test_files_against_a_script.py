@@ -164,6 +164,12 @@ def test_actions_look_scaled_only_at_the_edge_of_minus_one_one_within_wider_boun
     in_agent_units(data, spaces, "it", units="auto")
 
 
+def test_one_dimension_with_wider_bounds_is_enough_to_doubt():
+    spaces = Spaces.of(Counter(actions=gym.spaces.Box(np.array([-1.0, -2.0]), np.array([1.0, 2.0]), dtype=np.float64)))
+    with pytest.raises(ValueError, match="set dataset_action_units"):
+        in_agent_units(steps_with(np.linspace([-1, -1], [1, 1], 100)), spaces, "it", units="auto")
+
+
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_a_run_learns_from_the_rows_with_wrapped_scaled_shifted_and_clipped_rewards(tmp_path, kind):
     """Rewards: doubled and clipped to 6 by the wrapper, then halved, plus one, then within [0.9, 3.5]."""

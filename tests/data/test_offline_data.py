@@ -1,6 +1,7 @@
 """Files of transitions: read safely, ends kept apart, nothing crosses an episode, mixes and transforms by hand numbers."""
 
 import io
+import json
 import os
 import pickle
 import zipfile
@@ -18,6 +19,7 @@ from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset, _infer_env_spaces
+from toys import Counter
 
 
 def columns(n=6, **changes):
@@ -185,6 +187,21 @@ def test_minari_by_id_local_only_unless_requested(tmp_path, monkeypatch):
         load_transition_dataset("minari", dataset_id="toy/other-v0")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_scores_of_others_minari_datasets_are_references(tmp_path, monkeypatch):
+    """Minari keeps the returns of a random policy and of an expert under names of its own."""
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    data = collect_random(EnvFactory("Pendulum-v1", {}), 210, seed=3)
+    data.meta |= {"random_return": -1300.0, "expert_return": -150.0}
+    write_minari("toy/scored-v0", data, gym.make("Pendulum-v1"))
+    storage = minari.load_dataset("toy/scored-v0").storage
+    assert (storage.metadata["ref_min_score"], storage.metadata["ref_max_score"]) == (-1300.0, -150.0)
+    storage.update_metadata({"meta": json.dumps({})})  # as one that we have not written
+    meta = load_transition_dataset("minari", dataset_id="toy/scored-v0").meta
+    assert (meta["random_return"], meta["expert_return"]) == (-1300.0, -150.0)
+
+
 class Bomb:
     def __reduce__(self):
         return (os.mkdir, ("exploded",))
@@ -277,6 +294,16 @@ def test_a_random_dataset_is_the_same_for_the_same_seed_and_crosses_no_episode()
     assert data.concerns() == ["every reward is 1"] and data.dones.sum() > 5
     lengths = [rows.stop - rows.start for rows in data.episodes()]
     assert data.returns().tolist() == lengths
+
+
+def test_random_data_of_an_environment_whose_rewards_are_not_finite_is_refused():
+    class Sick(Counter):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, float("nan"), *rest
+
+    with pytest.raises(ValueError, match="reward"):
+        collect_random(EnvFactory(Sick, {}), 10, seed=0)
 
 
 def test_options_build_the_data(tiny, tmp_path):

@@ -142,6 +142,12 @@ def test_actions_are_not_all_clipped_to_the_one_bound_that_there_is():
     assert spaces.to_env(np.array([[-1.0, 1.0], [1.0, -1.0]])).tolist() == [[5.0, -3.0], [7.0, -5.0]]
 
 
+def test_actions_keep_their_units_where_the_one_bound_lies_within_them():
+    space = gym.spaces.Box(np.array([-np.inf, -0.5]), np.array([0.5, np.inf]), dtype=np.float64)
+    spaces = Spaces.of(Counter(actions=space))
+    assert spaces.to_env(np.array([[-1.0, 1.0], [0.25, -0.25]])).tolist() == [[-1.0, 1.0], [0.25, -0.25]]
+
+
 def test_a_dimension_of_no_width_is_constant():
     space = gym.spaces.Box(np.array([2.0, -1.0]), np.array([2.0, 1.0]), dtype=np.float32)
     spaces = Spaces.of(Counter(actions=space))
