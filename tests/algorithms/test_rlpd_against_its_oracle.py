@@ -7,6 +7,7 @@ from oracles.comparing import FLOAT32
 from oracles.rlpd import RLPD as Reference
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.models import MLPSACModel
+from rl_training.models.mlp import EnsembleLinear
 from rl_training.optim.compiled import cannot_compile
 
 GIVEN = {"learning_rate": 0.01, "gamma": 0.9, "tau": 0.1, "num_critics": 5, "gradient_updates_per_step": 3}
@@ -81,3 +82,10 @@ def test_a_compiled_update_is_the_papers_too():
     assert_learns_as(learner, oracle, rows=12, gradient_steps=3)
     assert learner.compiled
     assert learner.alpha == pytest.approx(oracle.log_alpha.exp().item(), rel=FLOAT32)
+
+
+def test_weights_start_uniform_by_fan_in_and_fan_out_and_biases_at_zero():
+    for layer in built("rlpd").model.modules():
+        if isinstance(layer, EnsembleLinear | torch.nn.Linear):
+            bound = (6 / sum(layer.weight.shape[-2:])) ** 0.5
+            assert 0.7 * bound < layer.weight.abs().max() <= bound and not layer.bias.any()

@@ -15,6 +15,7 @@ from rl_training.data import TransitionDataset, load_transition_dataset, mix_tra
 from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_files import read_npz, write_hdf5, write_minari, write_npz
 from rl_training.data.recorder import collect_random
+from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import get_algorithm_spec
@@ -302,7 +303,7 @@ def test_random_data_of_an_environment_whose_rewards_are_not_finite_is_refused()
             obs, _, *rest = super().step(action)
             return obs, float("nan"), *rest
 
-    with pytest.raises(ValueError, match="reward"):
+    with pytest.raises(EnvironmentFailure, match="reward nan"):
         collect_random(EnvFactory(Sick, {}), 10, seed=0)
 
 
