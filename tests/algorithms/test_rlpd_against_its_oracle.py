@@ -1,6 +1,7 @@
 """RLPD's whole updates against a reference in plain torch, for every option that changes them."""
 
 import pytest
+import torch
 
 from built_learners import DIM, OBS, assert_learns_as, built, doubles, far, fitted, scaled
 from oracles.comparing import FLOAT32
