@@ -17,7 +17,7 @@ from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
 from rl_training.envs.options import parse_env_kwargs
 from rl_training.envs.spaces import WIDEST, Spaces
-from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, raise_on_mismatch
+from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, agent_state, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
@@ -25,6 +25,7 @@ from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, H
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
+from rl_training.runtime.counters import reference_returns
 from rl_training.runtime.driver import Driver
 from rl_training.runtime.engine import resolve_device, set_precision
 from rl_training.runtime.evaluation import evaluate, scored
@@ -187,7 +188,7 @@ class AlgorithmSpec:
         plan = self.blueprint(config, factory, network, device)
         agent = self.build(options, plan)
         with raise_on_mismatch():
-            agent.load_state_dict(checkpoint_state.algorithm_state)
+            agent.load_state_dict(agent_state(checkpoint_state))
         agent.set_eval_mode()
         return agent, plan.spaces
 
@@ -215,10 +216,12 @@ class AlgorithmSpec:
         deterministic: bool = True,
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
+        with raise_on_mismatch():
+            references = reference_returns(checkpoint_state.trainer_state)
         factory = EnvFactory(config.env_id, config.env_kwargs)
         episodes = config.eval_episodes if num_episodes is None else num_episodes
         metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed, deterministic=deterministic)
-        return scored(metrics, checkpoint_state.trainer_state.get("references", {}))
+        return scored(metrics, references)
 
     def predict_fn(
         self, config: TrainConfig, checkpoint_state: CheckpointState, device: str, obs: Any, deterministic: bool = True
