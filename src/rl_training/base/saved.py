@@ -77,7 +77,11 @@ class Saved:
     def number(self, name: str, *, least: float = -math.inf, finite: bool = True) -> float:
         """A number from ``least`` on; ``finite=False``: any, also none (NaN)."""
         value = self._state[name]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (isinstance(value, int) and abs(value) > LARGEST)
+        ):
             raise StateError(f"is {_kind(value)}, expected a number", name)
         if finite and not (math.isfinite(value) and value >= least):
             raise StateError(

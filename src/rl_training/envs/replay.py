@@ -14,8 +14,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rl_training.base.saved import Saved, StateError
+from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import first_observation
+from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.wrappers import layers
 
 __all__ = ["ReplayableAtari", "ReplayableEnv", "episode_seed", "replayable"]
@@ -114,13 +115,15 @@ class ReplayableAtari(ReplayableEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before, self._earlier = state["before"], [actions.tolist() for actions in state["earlier"]]
+        saved = Saved(state, self.PARTS)
+        earlier = saved.items("earlier")
+        for actions in earlier:
+            require_actions(actions, self.env.action_space)
         self.env.reset(seed=episode_seed(*self._key, 0))  # the first game, or a generator to overwrite
-        if self._before is not None:
-            from ale_py import ALEState
-
-            self._base.restore_state(ALEState(self._before["emulator"].numpy().tobytes()))
-            self._base.np_random.bit_generator.state = self._before["np_random"]
+        if saved["before"] is not None:
+            with within("before"):
+                restore_emulator(self._base, saved["before"])
+        self._before, self._earlier = saved["before"], [actions.tolist() for actions in earlier]
         for i, actions in enumerate(self._earlier):
             if i > 0 or self._before is not None:
                 self.env.reset()
