@@ -199,7 +199,8 @@ def from_frame_ring(state: dict[str, Any]) -> dict[str, Any]:
     }
     last = torch.stack(list(kept.values())) if kept else frames["last"][:0]
     moved = {**frames, "free": None, "grown": 0, "streams": list(kept), "last": last}
-    state = {**state, "frames": moved, "size": size}
+    kept_parts = {name: value for name, value in state.items() if name != "oldest_frame"}
+    state = {**kept_parts, "frames": moved, "size": size}
     if "obs" in state.get("window", {}):
         state["window"] = {**state["window"], "obs": state["window"]["obs"] % length}
     return state

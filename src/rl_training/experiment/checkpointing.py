@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointState",
     "agent_state",
     "buffers_path",
+    "count_numbers",
     "first_nonfinite",
     "load_checkpoint",
     "raise_on_mismatch",
@@ -112,7 +113,7 @@ def _check_parts(tree: dict[str, Any]) -> None:
         with within(name):
             if name != "buffer_state" or tree[name] is not None:
                 Saved(tree[name], (), tree[name])
-            if name in ("config", "metadata") and _nbytes(tree[name]):
+            if name in ("config", "metadata") and any(True for _ in _tensors(tree[name])):
                 raise StateError("holds tensors")
 
 
@@ -156,11 +157,21 @@ def buffers_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.buffers{path.suffix}")
 
 
-def _nbytes(state: Any) -> int:
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested state."""
     if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_nbytes, parts))
+        yield state
+    for part in state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ():
+        yield from _tensors(part)
+
+
+def count_numbers(state: Any) -> int:
+    """How many numbers the tensors of a nested state have."""
+    return sum(tensor.numel() for tensor in _tensors(state))
+
+
+def _nbytes(state: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state))
 
 
 def _pack(state: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
