@@ -12,6 +12,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ def read_hdf5_columns(path: Path, h5py: Any) -> tuple[Columns, list[str], Any]:
                 if node.is_virtual or node.external:
                     _refuse_if_used(path, name, "has its data in other files, which are not read")
                     continue
-                members.append(_Member(name, node.dtype, node.shape, lambda node=node: node[()]))
+                members.append(_Member(name, node.dtype, node.shape, partial(node.__getitem__, ())))
         return _read(members, path), groups, file.attrs.get("meta")
 
 
