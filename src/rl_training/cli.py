@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rl_training.base.trust import trust_modules
 from rl_training.commands import agents, data, experiments, info, results, train
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     formatted, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         args = _parsed(argv)
+        trust_modules(getattr(args, "trust", ()))
         return int(args.run(args) or 0)
     except _Usage as usage:
         return usage.show()

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rl_training.commands.flags import Command, count
+from rl_training.commands.flags import Command, count, trust_argument
 
 __all__ = ["add"]
 
@@ -19,6 +19,7 @@ def add(command: Command) -> None:
         "collect", _collect, "record a dataset from a trained agent, random actions, or a run's replay buffer"
     )
     collect.add_argument("--checkpoint", metavar="PATH", help="a run directory or a checkpoint")
+    trust_argument(collect)
     collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
     collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
     collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")

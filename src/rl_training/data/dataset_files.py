@@ -15,6 +15,7 @@ import numpy as np
 
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
+from rl_training.base.trust import require_trusted
 from rl_training.data.boundaries import TimeLimit
 from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import TransitionDataset
@@ -187,7 +188,23 @@ def _minari_source(dataset_id: str, download: bool) -> Any:
             minari.download_dataset(dataset_id)
         except Exception as error:
             raise DatasetError(f"Minari could not fetch {dataset_id!r}: {reason(error)}") from None
+        local = minari.list_local_datasets()
+    _check_entry_points(dataset_id, local.get(dataset_id, {}))
     return minari.load_dataset(dataset_id)
+
+
+def _check_entry_points(dataset_id: str, facts: dict[str, Any]) -> None:
+    """Refuse a dataset without its spaces, for which Minari makes the environment, unless that is trusted."""
+    if all(isinstance(facts.get(name), str) for name in ("observation_space", "action_space")):
+        return
+    try:
+        spec = json.loads(facts["env_spec"])
+        parts = [spec, *spec["additional_wrappers"]]
+        names = [part["entry_point"] for part in parts]
+    except (KeyError, TypeError, ValueError):
+        raise DatasetError(f"the Minari dataset {dataset_id!r} has neither its spaces nor its environment") from None
+    for name in names:
+        require_trusted(f"the Minari dataset {dataset_id!r}", str(name), spec.get("kwargs"))
 
 
 def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from rl_training.experiment.checkpointing import (
     buffers_path,
     load_checkpoint,
 )
+from rl_training.experiment.commit import git_commit
 from rl_training.experiment.config import TrainConfig
 
 __all__ = [
@@ -160,24 +159,6 @@ def provenance() -> dict[str, Any]:
         "versions": versions,
         "hardware": {"platform": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
     }
-
-
-def git_commit() -> dict[str, Any] | None:
-    """Look up the commit of the working directory, and whether files differ from it; None outside a repository."""
-    if shutil.which("git") is None:
-        return None
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
-    except (subprocess.SubprocessError, OSError):
-        return None
 
 
 def processor() -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.evaluator import Evaluator
     from rl_training.runtime.loops.base import Loop
 
-__all__ = ["Saver", "TrainingFailure", "restore"]
+__all__ = ["Saver", "TrainingFailure", "refuse_agent_alone", "restore"]
 
 
 State = dict[str, Any]
@@ -79,12 +79,18 @@ class Saver:
         return TrainingFailure(f"{problem}; {advice}")
 
 
-def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
-    """Load a checkpoint into a run and its loop."""
+def refuse_agent_alone(state: CheckpointState) -> None:
+    """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
     if state.buffer_state is None:
         raise TrainingFailure(
             "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
         )
+
+
+def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
+    """Load a checkpoint into a run and its loop."""
+    refuse_agent_alone(state)
+    assert state.buffer_state is not None
     done = state.trainer_state["step"]
     if done > total_steps < state.config["total_timesteps"]:
         raise TrainingFailure(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.base.files import lock_folder
+from rl_training.base.trust import module_of
 from rl_training.sweeps.plan import Job
 
 __all__ = ["main", "run_job"]
@@ -46,7 +47,7 @@ def _train(job: Job) -> None:
         with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
             pass
         if list_checkpoints(RunContext(job.name, job.run_dir)):
-            resume_training(job.run_dir)
+            resume_training(job.run_dir, trust=module_of(str(job.config.get("env_id"))) or ())
             return
         shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
     config = TrainConfig(**job.config)
