@@ -96,10 +96,10 @@ def read_regular(path: Path, most: int = MOST_BYTES, *, follow: bool = False) ->
         return file.read(most)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """The JSON object that a regular file holds; anything else in it is refused in one line."""
     try:
-        content = json.loads(read_regular(path))
+        content = json.loads(read_regular(path, most))
     except UnusualFile:
         raise
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.errors import reason
-from rl_training.base.files import write_durably
+from rl_training.base.files import regular_file, write_durably
 from rl_training.base.trust import require_trusted
 from rl_training.data.boundaries import TimeLimit
 from rl_training.data.errors import DatasetError
@@ -257,10 +257,10 @@ def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) 
 
 
 def _require_file(path: Path) -> None:
-    if not path.exists():
-        raise FileNotFoundError(f"no dataset at {path}")
     if path.is_dir():
         raise DatasetError(f"{path} is a directory, not a dataset")
+    if not regular_file(path, follow=True):
+        raise FileNotFoundError(f"no dataset at {path}")
 
 
 def _meta(text: Any, where: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl_training.base.files import read_json_object, write_durably
 from rl_training.envs.remote import connect
 from rl_training.sweeps.plan import Job
 
@@ -75,9 +76,9 @@ class Processes:
         if code == 0 or code == -signal.SIGTERM:  # stopped before it could save: nothing was lost
             return ""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads(self._notes[name].read_text())["error"])
+            return str(read_json_object(self._notes[name])["error"])
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._notes[name].write_text(json.dumps({"error": f"the run's process {ended}"}))
+        write_durably(self._notes[name], [json.dumps({"error": f"the run's process {ended}"}).encode()])
         return f"the run's process {ended}"
 
     def stop(self, name: str) -> None:
