@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 
 import pytest
 
@@ -242,3 +243,16 @@ def test_a_folder_that_cannot_be_listed_is_named(runs, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     records = load_runs([folder])
     assert len(records.runs) == 1 and records.problems == [f"{odd}: Permission denied"]
+
+
+def test_a_very_deep_folder_loses_no_run(runs):
+    folder, _ = runs
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    assert len(load_runs([folder]).runs) == 2
+    subprocess.run(["rm", "-r", folder / "d"], check=True)  # it is too deep for Python's own cleaning up

@@ -75,6 +75,8 @@ def _hang_up(connection: socket.socket) -> None:
 class LocalServer(ThreadingHTTPServer):
     """A thread for each connection, a few dozen at the most: further connections are closed at once."""
 
+    request_queue_size = MOST_CONNECTIONS
+
     def __init__(self, answer: Callable[[str], Answer], port: int) -> None:
         self.answer, self._free = answer, threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(("127.0.0.1", port), Handler)

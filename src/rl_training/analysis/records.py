@@ -18,14 +18,13 @@ import numpy as np
 from rl_training.analysis.run_files import (
     checked_config,
     metric_lines,
-    printable,
     read_error,
     read_run_config,
     read_run_metadata,
     run_videos,
     seconds_of,
 )
-from rl_training.base.errors import reason
+from rl_training.base.errors import printable, reason
 from rl_training.base.files import read_json_object, write_durably
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.tracking.jsonl import MOST_STEPS, number
@@ -154,12 +153,18 @@ def find_runs(paths: Iterable[str | Path], problems: list[str] | None = None) ->
             raise ValueError(
                 f"no folder at {given}" if not given.exists() else f"{given} is a file, not a run directory"
             )
-        here = []
-        for folder, below, files in os.walk(given, onerror=unlisted):
-            if {"config.yaml", "metadata.json"} <= {*files, *below}:
-                here.append(Path(folder))
-                below.clear()
-            below.sort()
+        here, folders = [], [given]
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            except OSError as error:
+                unlisted(error)
+                continue
+            if {"config.yaml", "metadata.json"} <= {entry.name for entry in entries}:
+                here.append(folder)
+            else:
+                folders += [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
         if not here:
             raise ValueError(f"{given} holds no run (a run is a folder with config.yaml and metadata.json)")
         found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rl_training.base.errors import printable
 from rl_training.base.files import files_below, open_regular, read_json_object, read_regular, regular_file
 from rl_training.tracking.jsonl import MOST_STEPS, number
 
 __all__ = [
     "checked_config",
     "metric_lines",
-    "printable",
     "read_error",
     "read_run_config",
     "read_run_metadata",
@@ -33,13 +33,6 @@ DEEPEST = 32
 PLAIN_BYTES = 1 << 14  # a config of fewer, without brackets or references, is read at once
 LATEST_YEAR = 9999
 TOO_MUCH = "{} holds more values, or deeper ones, than a run writes"
-
-
-def printable(text: str) -> str:
-    """The text with control characters and other invisible ones written out, which a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from rl_training.sweeps.plan import Job
 __all__ = ["Backend", "Processes", "Ray"]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# with this process's own import path: ``python -m`` would put the working directory, whosever it is, before all others
+WORKER = "import sys; sys.path[:] = {path!r}; from rl_training.sweeps.worker import main; sys.exit(main())"
 LAST_CALL = 60.0  # seconds a stopped run gets to save before it is ended
 
 
@@ -55,7 +57,7 @@ class Processes:
         given = {"name": job.name, "config": job.config, "folder": str(job.folder), "label": job.label}
         with open(job.log_path, "a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rl_training.sweeps.worker"],
+                [sys.executable, "-c", WORKER.format(path=sys.path)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment,
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which passes it on
             )  # fmt: skip
