@@ -192,7 +192,14 @@ def test_what_is_unusual_but_readable_is_reported(runs, change, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    "cache", ["[]", "{", '{"format": 1, "runs": []}', '{"format": 1, "runs": {"../x\\u0000": 3, "%s": 5}}']
+    "cache",
+    [
+        "[]",
+        "{",
+        '{"format": 1, "runs": 7}',
+        '{"format": 1, "runs": []}',
+        '{"format": 1, "runs": {"../x\\u0000": 3, "%s": 5}}',
+    ],
 )
 def test_an_odd_cache_is_as_good_as_none(runs, cache):
     folder, odd = runs
@@ -205,8 +212,10 @@ def test_an_odd_cache_is_as_good_as_none(runs, cache):
     [
         {"config": {"algo": ["x"], "env_id": "X"}},
         {"config": "ppo"},
+        {"config": {"algo": None}},
         {"metrics": {"evaluations": [["a"], [1]]}},
         {"metrics": {"evaluations": [[1, 2], [1]]}},
+        {"metrics": {"evaluations": [[200, 100], [1, 1]]}},
         {"metrics": {"final": "high"}},
         {"metrics": {"step": 1e300}},
         {"metrics": {"unheard": 1}},

@@ -221,7 +221,7 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self._path, self._changed = folder / CACHE, False
         self._known: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             content = read_json_object(self._path)
             if content["format"] == CACHE_FORMAT:
                 self._known = dict(content["runs"])
@@ -255,8 +255,10 @@ def _cached_metrics(values: dict[str, Any]) -> RunMetrics:
     known = [value for value in (metrics.final, metrics.score) if value is not None]
     drawn = [value for curve in curves.values() for part in curve for value in part]
     numbers = [*known, *drawn, metrics.step, metrics.lines]
-    if any(number(value) is None for value in numbers) or any(len(x) != len(y) for x, y in curves.values()):
-        raise ValueError("the cache holds something else than numbers")
+    if any(number(value) is None for value in numbers) or any(
+        len(x) != len(y) or x != sorted(x) for x, y in curves.values()
+    ):
+        raise ValueError("the cache holds something else than curves")
     return metrics
 
 

@@ -48,8 +48,6 @@ def read_run_config(path: Path) -> dict[str, Any]:
         config = YAML(typ="safe").load(text)
     except (YAMLError, UnicodeDecodeError, RecursionError):
         raise ValueError("config.yaml is not valid YAML") from None
-    if not isinstance(config, dict) or not config.get("algo") or not config.get("env_id"):
-        raise ValueError("config.yaml names no algo and env_id")
     return checked_config(config)
 
 
@@ -67,8 +65,8 @@ def _check_events(events: Iterable[Any]) -> None:
 
 def checked_config(config: Any) -> dict[str, Any]:
     """Plain values of a config that can be grouped with others."""
-    if not isinstance(config, dict):
-        raise ValueError("config.yaml holds no names of options")
+    if not isinstance(config, dict) or not config.get("algo") or not config.get("env_id"):
+        raise ValueError("config.yaml names no algo and env_id")
     config = _plain(config, "config.yaml")
     _require(config, "config.yaml", {"algo": str, "env_id": str})
     if type(config.get("seed", 0)) is not int:
