@@ -115,6 +115,7 @@ def test_metrics_that_are_a_pipe_are_not_waited_for(job):
     job.run_dir.mkdir()
     os.mkfifo(job.run_dir / "metrics.jsonl")
     assert last_lines(job.run_dir / "metrics.jsonl") == [] and job_status(job).step == 0
+    assert Evaluations(job.run_dir / "metrics.jsonl").last is None
 
 
 def test_evaluations_are_read_again_when_the_file_was_rewritten(tmp_path):

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_training.base.errors import reason
+from rl_training.base.errors import printable, reason
 from rl_training.base.files import UnusualFile, open_regular, read_json_object, real_folder, regular_file, write_durably
 from rl_training.base.options import ConfigError
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
@@ -206,7 +206,7 @@ def _status(job: Job) -> tuple[State, str]:
     except (OSError, ValueError) as error:
         return "failed", reason(error)
     if note.get("error"):
-        return "failed", str(note["error"])
+        return "failed", printable(str(note["error"]))
     kind = recorded_stop_kind(metadata)
     if kind is not None and kind.conclusive:
         return "finished", "without an update" if kind is StopKind.UNTRAINED else ""

@@ -9,8 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_training.base.errors import reason
-from rl_training.base.files import open_regular, read_json_object, regular_file, write_durably
+from rl_training.base.errors import printable, reason
+from rl_training.base.files import UnusualFile, open_regular, read_json_object, regular_file, write_durably
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import dump_yaml
 from rl_training.sweeps.plan import Job, JobStatus, changed_options, make_folder, make_job
@@ -74,9 +74,11 @@ class Evaluations:
         self.values: dict[int, float] = {}
 
     def read(self) -> dict[int, float]:
-        if not regular_file(self._path):
+        try:
+            opened = open_regular(self._path)
+        except (FileNotFoundError, UnusualFile):  # it has not begun, or is refused by whoever resumes it
             return self.values
-        with open_regular(self._path) as file:
+        with opened as file:
             if file.seek(0, 2) < self._offset:  # a resumed run has dropped the lines after its checkpoint
                 self._offset = 0
             begun = self._offset
@@ -224,7 +226,7 @@ def conclude(study: Any, space: Space, folder: Path, configure: Callable[[dict[s
     trials = study.get_trials(deepcopy=False)
     states = [trial.state.name.lower() for trial in trials]
     counts = {name: states.count(name) for name in dict.fromkeys(states)}
-    errors = [f"trial {t.number}: {t.user_attrs['error']}" for t in trials if "error" in t.user_attrs]
+    errors = [printable(f"trial {t.number}: {t.user_attrs['error']}") for t in trials if "error" in t.user_attrs]
     complete = [trial for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE]
     if not complete:
         return Outcome(None, None, {}, counts, {}, errors)
