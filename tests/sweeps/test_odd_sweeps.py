@@ -9,12 +9,10 @@ import time
 
 import pytest
 
-from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig
 from rl_training.sweeps.backends import Processes
 from rl_training.sweeps.plan import Job, job_status, last_lines, make_job, open_sweep
-from rl_training.sweeps.space import read_space
 from rl_training.sweeps.tune import Evaluations
 
 
@@ -148,15 +146,6 @@ def test_a_study_of_any_content_is_one_line(job, name, capsys):
     assert main([*words, "--name", "sweep", "--output-dir", str(job.folder.parent)]) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1 and name in complaint
-
-
-@pytest.mark.parametrize("parent", ["[1]", "{a: 1}", "a.yaml", "b.yaml"])
-def test_a_space_that_inherits_from_itself_or_from_nonsense_is_refused(tmp_path, parent, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text(f"inherit: {parent}\nseed: [1, 2]\n")
-    (tmp_path / "b.yaml").write_text("inherit: a.yaml\nseed: [1, 2]\n")
-    with pytest.raises(ConfigError, match="inherit"):
-        read_space("a.yaml")
 
 
 def test_a_worker_imports_nothing_from_the_folder_that_one_stands_in(job, tmp_path, monkeypatch):

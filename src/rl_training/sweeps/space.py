@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.files import read_regular
 from rl_training.base.options import ConfigError, Options, opt
 from rl_training.experiment.yaml_config import assets
 
@@ -41,17 +40,15 @@ class Range(Options):
 Space = dict[str, Range | list[Any]]
 
 
-def read_space(source: str | Path, below: tuple[Path, ...] = ()) -> Space:
+def read_space(source: str | Path) -> Space:
     """Read a search space from a YAML file, or by an algorithm's name; ``inherit: ppo`` starts from another."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     packaged = assets() / "search" / f"{source}.yaml"
     path = Path(source) if Path(source).exists() or not packaged.exists() else packaged
-    if path in below:
-        raise ConfigError([((), f"{path}: inherits from itself")])
     try:
-        tree = YAML(typ="safe", pure=True).load(read_regular(path, follow=True).decode())
+        tree = YAML(typ="safe", pure=True).load(path.read_text())
     except OSError as error:
         raise ConfigError([((), f"no search space at {path}: {error.strerror}")]) from None
     except (YAMLError, UnicodeDecodeError):
@@ -59,9 +56,7 @@ def read_space(source: str | Path, below: tuple[Path, ...] = ()) -> Space:
     if not isinstance(tree, dict) or not tree:
         raise ConfigError([((), f"{path}: a search space maps names of options to ranges or lists of values")])
     parent = tree.pop("inherit", None)
-    if parent is not None and not isinstance(parent, str):
-        raise ConfigError([((), f"{path}: inherit names one search space, got {parent!r}")])
-    space: Space = read_space(parent, (*below, path)) if parent is not None else {}
+    space: Space = read_space(parent) if parent is not None else {}
     for name, value in tree.items():
         space[str(name)] = _parsed(path, str(name), value)
     return space
