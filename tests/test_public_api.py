@@ -238,7 +238,7 @@ def test_learning_goes_on_after_a_stop_and_after_loading(tiny, tmp_path):
     whole = agent.save(tmp_path / "whole.ckpt", include_buffers=True)
     alone = agent.save(tmp_path / "alone.ckpt")
     assert agent.learn().metrics["global_step"] == 128
-    assert PPO.load(whole).learn().metrics["global_step"] == 128
+    assert PPO.load(whole, output_dir=tmp_path / "on").learn().metrics["global_step"] == 128
     with pytest.raises(RuntimeError, match="holds the agent alone"):
         PPO.load(alone).learn()
 

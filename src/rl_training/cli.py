@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rl_training.base.errors import printable
+from rl_training.base.trust import trust_modules
 from rl_training.commands import agents, data, experiments, info, results, train
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     formatted, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         args = _parsed(argv)
+        trust_modules(getattr(args, "trust", ()))
         return int(args.run(args) or 0)
     except _Usage as usage:
         return usage.show()
@@ -50,7 +53,7 @@ def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning as one line, without its place in the code."""
-    return f"rl-training: warning: {' '.join(str(message).split())}\n"
+    return f"rl-training: warning: {printable(' '.join(str(message).split()))}\n"
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -71,7 +74,7 @@ def _complain(error: Exception, code: int) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    print(f"rl-training: error: {text}", file=sys.stderr)
+    print(f"rl-training: error: {printable(text)}", file=sys.stderr)
     return code
 
 

@@ -15,10 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.base.errors import reason
-from rl_training.base.files import write_durably
+from rl_training.analysis.run_files import (
+    checked_config,
+    metric_lines,
+    read_error,
+    read_run_config,
+    read_run_metadata,
+    run_videos,
+    seconds_of,
+)
+from rl_training.base.errors import printable, reason
+from rl_training.base.files import read_json_object, write_durably
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
-from rl_training.base.yaml_text import YamlProblem, parse_yaml
+from rl_training.tracking.jsonl import MOST_STEPS, number
 
 __all__ = [
     "Curve",
@@ -28,7 +37,7 @@ __all__ = [
     "find_runs",
     "load_runs",
     "read_metrics",
-    "read_run_config",
+    "stamp_of",
     "summarise_metrics",
     "thinned",
     "usable",
@@ -37,11 +46,10 @@ __all__ = [
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
 CACHE_FORMAT = 1
 MOST_POINTS = 500
-VIDEOS = (".mp4", ".gif", ".webm")
 
 
 # most lines of a long file, in the form in which the package writes them: read without parsing the rest
-TRAINING = re.compile(rb'\{"step": (\d+), .*?"episode_return": (-?[\d.]+(?:e[+-]?\d+)?)[,}]').match
+TRAINING = re.compile(rb'\{"step": (\d{1,18}), .*?"episode_return": (-?[\d.]+(?:e[+-]?\d+)?)[,}]').match
 
 
 class Curve(NamedTuple):
@@ -131,20 +139,32 @@ class Records(NamedTuple):
     problems: list[str]
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """Find run directories among these folders and below them, at any depth."""
+def find_runs(paths: Iterable[str | Path], problems: list[str] | None = None) -> list[Path]:
+    """Find run directories among these folders and below them, at any depth; folders that cannot be listed are added
+    to ``problems``."""
+
+    def unlisted(error: OSError) -> None:
+        if problems is not None:
+            problems.append(printable(f"{error.filename}: {error.strerror}"))
+
     found: dict[Path, Path] = {}
     for given in map(Path, paths):
         if not given.is_dir():
             raise ValueError(
                 f"no folder at {given}" if not given.exists() else f"{given} is a file, not a run directory"
             )
-        here = []
-        for folder, below, files in os.walk(given):
-            if "config.yaml" in files and "metadata.json" in files:
-                here.append(Path(folder))
-                below.clear()
-            below.sort()
+        here, folders = [], [given]
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            except OSError as error:
+                unlisted(error)
+                continue
+            if {"config.yaml", "metadata.json"} <= {entry.name for entry in entries}:
+                here.append(folder)
+            else:
+                folders += [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
         if not here:
             raise ValueError(f"{given} holds no run (a run is a folder with config.yaml and metadata.json)")
         found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
@@ -152,15 +172,19 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def load_runs(paths: Iterable[str | Path]) -> Records:
-    """Read every run below these folders, from the caches beside them where nothing has changed."""
-    folders = find_runs(paths)
+    """Read every run below these folders, from the caches beside them where nothing has changed.
+
+    A run that cannot be read is named among the problems, whatever is wrong with it, and the others are read.
+    """
+    runs: list[RunRecord] = []
+    problems: list[str] = []
+    folders = find_runs(paths, problems)
     caches = {parent: Cache(parent) for parent in {folder.parent for folder in folders}}
-    runs, problems = [], []
     for folder in folders:
         try:
             runs.append(_load(folder, caches[folder.parent]))
-        except (OSError, ValueError) as error:
-            problems.append(f"{folder}: {reason(error)}")
+        except Exception as error:
+            problems.append(printable(f"{folder}: {reason(error)}".replace(f" {folder}{os.sep}", " ")))
     for cache in caches.values():
         cache.save()
     if not runs:
@@ -170,28 +194,22 @@ def load_runs(paths: Iterable[str | Path]) -> Records:
 
 def _load(folder: Path, cache: Cache) -> RunRecord:
     config, metrics = cache.read(folder)
-    try:
-        metadata = json.loads((folder / "metadata.json").read_text())
-    except ValueError:
-        raise ValueError("metadata.json is not JSON") from None
-    if not isinstance(metadata, dict):
-        raise ValueError("metadata.json is not a JSON object")
-    error = folder / "error.txt"
     return RunRecord(
-        name=folder.resolve().name,
+        name=printable(folder.resolve().name),
         path=folder,
         config=config,
-        metadata=metadata,
+        metadata=read_run_metadata(folder / "metadata.json"),
         metrics=metrics,
-        updated=_stamp(folder / "metrics.jsonl")[1] / 1e9,
-        error=error.read_text(errors="replace").strip() if error.is_file() else "",
-        videos=tuple(sorted(p for p in (folder / "videos").rglob("*") if p.suffix.lower() in VIDEOS)),
+        updated=seconds_of(stamp_of(folder / "metrics.jsonl")[1]),
+        error=read_error(folder / "error.txt"),
+        videos=run_videos(folder),
     )
 
 
-def _stamp(path: Path) -> list[int]:
+def stamp_of(path: Path) -> list[int]:
+    """Size and time of the last change of a file, zeros if there is none."""
     try:
-        facts = path.stat()
+        facts = path.lstat()
     except FileNotFoundError:
         return [0, 0]
     return [facts.st_size, facts.st_mtime_ns]
@@ -203,20 +221,18 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self._path, self._changed = folder / CACHE, False
         self._known: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-            content = json.loads(self._path.read_text())
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            content = read_json_object(self._path)
             if content["format"] == CACHE_FORMAT:
                 self._known = dict(content["runs"])
 
     def read(self, folder: Path) -> tuple[dict[str, Any], RunMetrics]:
         """Read a run's config and metrics, from the cache if it is valid."""
-        stamp = [*_stamp(folder / "config.yaml"), *_stamp(folder / "metrics.jsonl")]
-        with contextlib.suppress(KeyError, TypeError):
+        stamp = [*stamp_of(folder / "config.yaml"), *stamp_of(folder / "metrics.jsonl")]
+        with contextlib.suppress(KeyError, TypeError, ValueError):
             entry = self._known[folder.name]
             if entry["stamp"] == stamp:
-                values = entry["metrics"]
-                curves = {name: Curve(*values[name]) for name in ("evaluations", "episodes")}
-                return entry["config"], RunMetrics(**{**values, **curves})
+                return checked_config(entry["config"]), _cached_metrics(entry["metrics"])
         config, metrics = read_run_config(folder / "config.yaml"), summarise_metrics(folder / "metrics.jsonl")
         self._known[folder.name] = {"stamp": stamp, "config": config, "metrics": asdict(metrics)}
         self._changed = True
@@ -225,38 +241,40 @@ class Cache:
     def save(self) -> None:
         """Write the cache, if it can be written: without it the next reading takes longer."""
         if self._changed:
-            kept = {name: entry for name, entry in self._known.items() if (self._path.parent / name).is_dir()}
-            text = json.dumps({"format": CACHE_FORMAT, "runs": kept}, separators=(",", ":"), default=str)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                there = {*os.listdir(self._path.parent)}
+                kept = {name: entry for name, entry in self._known.items() if name in there}
+                text = json.dumps({"format": CACHE_FORMAT, "runs": kept}, separators=(",", ":"))
                 write_durably(self._path, [text.encode()])
 
 
-def read_run_config(path: Path) -> dict[str, Any]:
-    """Read a run's config as plain values; only algo and env_id are checked."""
-    try:
-        config = parse_yaml(path.read_text())
-    except (YamlProblem, UnicodeDecodeError):
-        raise ValueError("config.yaml is not valid YAML") from None
-    if not isinstance(config, dict) or not config.get("algo") or not config.get("env_id"):
-        raise ValueError("config.yaml names no algo and env_id")
-    return config
+def _cached_metrics(values: dict[str, Any]) -> RunMetrics:
+    """The metrics that a cache holds; a cache can come from anybody, too."""
+    curves = {name: Curve(*values[name]) for name in ("evaluations", "episodes")}
+    metrics = RunMetrics(**{**values, **curves})
+    known = [value for value in (metrics.final, metrics.score) if value is not None]
+    drawn = [value for curve in curves.values() for part in curve for value in part]
+    numbers = [*known, *drawn, metrics.step, metrics.lines]
+    if any(number(value) is None for value in numbers) or any(
+        len(x) != len(y) or x != sorted(x) for x, y in curves.values()
+    ):
+        raise ValueError("the cache holds something else than curves")
+    return metrics
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the lines of metrics.jsonl; a line cut short by a crash is skipped."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        for line in file:
-            plain = TRAINING(line)
+    """Iterate over the lines of metrics.jsonl; one that is cut short by a crash, or has no step, is skipped."""
+    for line in metric_lines(path):
+        plain = TRAINING(line)
+        try:
             if plain and line.endswith(b"}\n") and b'"eval_' not in line:
                 yield {"step": int(plain[1]), "episode_return": float(plain[2])}
                 continue
-            try:
-                row = json.loads(line)
-                row["step"] += 0
-            except (ValueError, KeyError, TypeError):
-                continue
+            row = json.loads(line)
+            fine = number(row["step"], 0, MOST_STEPS) is not None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if fine:
             yield row
 
 
@@ -266,13 +284,13 @@ def summarise_metrics(path: Path) -> RunMetrics:
     final = score = None
     step = lines = 0
     for row in read_metrics(path):
-        step, lines = row["step"], lines + 1
-        value = row.get("eval_return_mean")
+        step, lines = int(row["step"]), lines + 1
+        value = number(row.get("eval_return_mean"))
         if value is not None:
-            final, score = value, row.get("eval_score")
+            final, score = value, number(row.get("eval_score"))
             evaluations[0].append(step)
             evaluations[1].append(value)
-        value = row.get("episode_return")
+        value = number(row.get("episode_return"))
         if value is not None:
             episodes[0].append(step)
             episodes[1].append(value)

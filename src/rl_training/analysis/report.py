@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shlex
 import threading
@@ -10,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ from rl_training.analysis.comparison import (
     leaderboard,
     option_text_of,
 )
-from rl_training.analysis.records import Curve, RunRecord, find_runs, load_runs, usable
+from rl_training.analysis.local_server import Answer, LocalServer
+from rl_training.analysis.records import Curve, RunRecord, find_runs, load_runs, stamp_of, usable
 from rl_training.analysis.statistics import (
     Interval,
     performance_profile,
@@ -37,7 +38,7 @@ from rl_training.analysis.statistics import (
 )
 from rl_training.analysis.tables import probability_text, shown
 from rl_training.base.errors import reason
-from rl_training.base.files import write_durably
+from rl_training.base.files import UnusualFile, read_regular, write_durably
 from rl_training.tracking.figures import clock, short
 
 __all__ = ["ExtraTable", "Written", "build_page", "serve", "server", "write"]
@@ -70,7 +71,7 @@ def write(paths: Iterable[str | Path], output: str | Path, *, title: str = "") -
     """Write the page of all runs below these folders."""
     records = load_runs(paths)
     output = Path(output)
-    page = build_page(records.runs, problems=records.problems, title=title).encode()
+    page = build_page(records.runs, problems=records.problems, title=title).encode(errors="backslashreplace")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_durably(output, [page])
@@ -323,18 +324,18 @@ def _videos(runs: list[RunRecord]) -> Iterator[dict[str, Any]]:
     left = ALL_VIDEO_BYTES
     for run in runs:
         for path in run.videos:
-            size = path.stat().st_size
-            video = {
+            video: dict[str, Any] = {
                 "run": run.name,
                 "file": path.name,
                 "path": str(path),
                 "source": None,
                 "kind": path.suffix[1:].lower(),
             }
-            if size <= min(left, VIDEO_BYTES):
-                left -= size
+            with contextlib.suppress(OSError, UnusualFile):  # too large, or gone since the run was read
+                content = read_regular(path, min(left, VIDEO_BYTES))
+                left -= len(content)
                 kind = "image/gif" if video["kind"] == "gif" else f"video/{video['kind']}"
-                video["source"] = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+                video["source"] = f"data:{kind};base64,{base64.b64encode(content).decode()}"
             yield video
 
 
@@ -349,9 +350,7 @@ class Live:
         """A number that changes with every run that appears, disappears, or is written to."""
         stamps = []
         for run in find_runs(self._paths):
-            for name in ("metrics.jsonl", "metadata.json"):
-                facts = (run / name).stat() if (run / name).exists() else None
-                stamps.append(f"{run}{facts.st_size}.{facts.st_mtime_ns}" if facts else str(run))
+            stamps += [(str(run), *stamp_of(run / name)) for name in ("metrics.jsonl", "metadata.json")]
         return f"{hash(tuple(stamps)) & 0xFFFFFFFFFFFF:x}"
 
     def page(self) -> str:
@@ -364,37 +363,22 @@ class Live:
                 self._built = (version, page)
             return self._built[1]
 
+    def answer(self, path: str) -> Answer:
+        """Answer a request: ``/`` is the page, ``/version`` its version as JSON."""
+        try:
+            if path == "/version":
+                return Answer(200, "application/json", json.dumps({"version": self.version()}))
+            return Answer(200, "text/html", self.page()) if path == "/" else Answer(404, "text/plain", "nothing here")
+        except (OSError, ValueError) as error:
+            return Answer(503, "text/plain", reason(error))
 
-def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> ThreadingHTTPServer:
-    """Make a server of the page, on this machine only; ``/version`` is the present version as JSON."""
+
+def server(paths: Iterable[str | Path], *, title: str = "", port: int = 0) -> LocalServer:
+    """Make a server of the page, on this machine only."""
     live = Live(list(paths), title)
     live.page()  # a mistake shows now
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            kind, code = "text/html; charset=utf-8", 200
-            try:
-                if self.path == "/version":
-                    kind, text = "application/json", json.dumps({"version": live.version()})
-                elif self.path == "/":
-                    text = live.page()
-                else:
-                    code, text = 404, "nothing here"
-            except (OSError, ValueError) as error:
-                code, kind, text = 503, "text/plain; charset=utf-8", reason(error)
-            body = text.encode()
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: Any) -> None:
-            """Print nothing."""
-
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        return LocalServer(live.answer, port)
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"cannot serve on port {port} ({getattr(error, 'strerror', None) or error}); choose another with --port"

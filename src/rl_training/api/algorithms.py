@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class ManagedAlgorithm:
         self._agent: Learner | None = None
         self._spaces: Spaces | None = None
         self._checkpoint: Path | None = None
+        self._output_dir: str | Path | None = None  # where a checkpoint that lies in no run goes on
         self._references: dict[str, float] = {}
 
     @classmethod
@@ -101,7 +102,9 @@ class ManagedAlgorithm:
             result = self._spec.train(self.config, **context)
         else:
             total = self.config.total_timesteps
+            context["output_dir"] = self._output_dir
             result = resume_training(self._checkpoint, total_timesteps=total, **context)
+            self._output_dir = None
         self._open(result.checkpoint_path)
         return result
 
@@ -139,13 +142,22 @@ class ManagedAlgorithm:
         device: str = "auto",
         env: EnvSource | None = None,
         network: Network | None = None,
+        output_dir: str | Path | None = None,
+        trust: str | Iterable[str] = (),
     ) -> ManagedAlgorithm:
-        """Load a saved agent or any checkpoint of a run; an environment or network of your own must be given again."""
+        """Load a saved agent or any checkpoint of a run; an environment or network of your own must be given again.
+
+        ``output_dir`` is where ``learn`` goes on, in a new run directory; a checkpoint that lies in no run needs it.
+        ``trust`` names modules that the file's environment may be imported from.
+        """
+        from rl_training.base.trust import trust_modules
         from rl_training.experiment.checkpointing import load_checkpoint
         from rl_training.runtime.workflows import config_of
 
+        trust_modules(trust)
         state = load_checkpoint(path, buffers=False)
-        managed = cls(config_of(state), env=env, network=network)
+        managed = cls(config_of(state, env=env), env=env, network=network)
+        managed._output_dir = output_dir
         managed._open(Path(path), state, device)
         return managed
 

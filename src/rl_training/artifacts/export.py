@@ -146,7 +146,7 @@ def export_checkpoint(
     """
     format, output = _named(format, output)
     _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
+    config = config_of(state, env=env)
     agent, spaces = get_algorithm_spec(config.algo).load(config, state, "cpu", env=env, network=network)
     factory = EnvFactory(config.env_id if env is None else env, config.env_kwargs)
     return export_policy(agent, spaces, factory, config, output, format, step=int(state.trainer_state["step"]))

@@ -47,7 +47,7 @@ def record_checkpoint(
     """Record the agent of a checkpoint or run; returns the environment's id and the metrics."""
     headless()
     _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
+    config = config_of(state, env=env)
     agent, _ = get_algorithm_spec(config.algo).load(config, state, device, env=env, network=network)
     factory = EnvFactory(config.env_id if env is None else env, config.env_kwargs)
     return config.env_id, record(agent, factory, film, seed=config.seed if seed is None else seed, **much)

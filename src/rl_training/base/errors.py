@@ -1,8 +1,15 @@
-"""Text of an exception, for messages that quote it."""
+"""Text of an exception, for messages that quote it, and text that a terminal can show."""
 
 from __future__ import annotations
 
-__all__ = ["raised", "reason"]
+__all__ = ["printable", "raised", "reason"]
+
+
+def printable(text: str) -> str:
+    """The text with control characters and other invisible ones written out, which a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def reason(error: BaseException) -> str:

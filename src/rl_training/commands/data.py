@@ -8,7 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rl_training.commands.flags import Command, count
+from rl_training.base.errors import printable
+from rl_training.commands.flags import Command, count, trust_argument
 
 __all__ = ["add"]
 
@@ -19,6 +20,7 @@ def add(command: Command) -> None:
         "collect", _collect, "record a dataset from a trained agent, random actions, or a run's replay buffer"
     )
     collect.add_argument("--checkpoint", metavar="PATH", help="a run directory or a checkpoint")
+    trust_argument(collect)
     collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
     collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
     collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
@@ -115,9 +117,8 @@ def _dataset_info(args: argparse.Namespace) -> None:
 
 def _show_dataset(path: str, facts: dict[str, Any]) -> None:
     meta = facts["meta"]
-    print(
-        f"{path}: {facts['transitions']:,} transitions in {facts['episodes']:,} episodes of {meta.get('env_id', '?')}"
-    )
+    env_id = printable(str(meta.get("env_id", "?")))
+    print(f"{path}: {facts['transitions']:,} transitions in {facts['episodes']:,} episodes of {env_id}")
     left = f", {facts['unfinished']:,} unfinished" if facts["unfinished"] else ""
     print(f"ends          {facts['terminations']:,} terminated, {facts['truncations']:,} truncated{left}")
     if facts["return_mean"] is not None:
@@ -129,6 +130,7 @@ def _show_dataset(path: str, facts: dict[str, Any]) -> None:
     print(f"rewards       in {facts['reward_range']}")
     for name in ("random_return", "expert_return", "seed", "behaviour"):
         if meta.get(name) is not None:
-            print(f"{name:13} {meta[name] if not isinstance(meta[name], dict) else json.dumps(meta[name])}")
+            shown = json.dumps(meta[name]) if isinstance(meta[name], dict) else printable(str(meta[name]))
+            print(f"{name:13} {shown}")
     for concern in facts["concerns"]:
         print(f"WARNING       {concern}")

@@ -20,6 +20,7 @@ __all__ = [
     "resolved",
     "score",
     "stochastic_argument",
+    "trust_argument",
 ]
 
 Action = Callable[[argparse.Namespace], int | None]  # what a command does; its exit code
@@ -56,6 +57,18 @@ def checkpoint_argument(parser: argparse.ArgumentParser, name: str = "--checkpoi
         parser.add_argument(name, required=True, metavar="PATH", help=meaning)
     else:
         parser.add_argument(name, help=meaning)
+    trust_argument(parser)
+
+
+def trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that allows the modules which a file names."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="let the file name an environment of this module, whose code then runs; repeatable",
+    )
 
 
 def device_argument(parser: argparse.ArgumentParser) -> None:

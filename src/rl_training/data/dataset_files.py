@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.errors import reason
-from rl_training.base.files import write_durably
+from rl_training.base.files import regular_file, write_durably
+from rl_training.base.trust import require_trusted
 from rl_training.data.boundaries import TimeLimit
 from rl_training.data.dataset_headers import read_hdf5_columns, read_npz_columns
 from rl_training.data.errors import DatasetError
@@ -160,7 +161,23 @@ def _minari_source(dataset_id: str, download: bool) -> Any:
             minari.download_dataset(dataset_id)
         except Exception as error:
             raise DatasetError(f"Minari could not fetch {dataset_id!r}: {reason(error)}") from None
+        local = minari.list_local_datasets()
+    _check_entry_points(dataset_id, local.get(dataset_id, {}))
     return minari.load_dataset(dataset_id)
+
+
+def _check_entry_points(dataset_id: str, facts: dict[str, Any]) -> None:
+    """Refuse a dataset without its spaces, for which Minari makes the environment, unless that is trusted."""
+    if all(isinstance(facts.get(name), str) for name in ("observation_space", "action_space")):
+        return
+    try:
+        spec = json.loads(facts["env_spec"])
+        parts = [spec, *spec["additional_wrappers"]]
+        names = [part["entry_point"] for part in parts]
+    except (KeyError, TypeError, ValueError):
+        raise DatasetError(f"the Minari dataset {dataset_id!r} has neither its spaces nor its environment") from None
+    for name in names:
+        require_trusted(f"the Minari dataset {dataset_id!r}", str(name), spec.get("kwargs"))
 
 
 def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
@@ -213,10 +230,10 @@ def _dataset(columns: dict[str, Any], where: Any, time_limit: TimeLimit = None) 
 
 
 def _require_file(path: Path) -> None:
-    if not path.exists():
-        raise FileNotFoundError(f"no dataset at {path}")
     if path.is_dir():
         raise DatasetError(f"{path} is a directory, not a dataset")
+    if not regular_file(path, follow=True):
+        raise FileNotFoundError(f"no dataset at {path}")
 
 
 def _meta(text: Any, where: Any) -> dict[str, Any]:

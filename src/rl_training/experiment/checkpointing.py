@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rl_training.base.errors import reason
-from rl_training.base.files import write_durably
+from rl_training.base.files import regular_file, write_durably
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.experiment.migrations import FORMAT, STEPS, upgrade
 
@@ -236,10 +236,10 @@ def _write(path: Path, state: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> tuple[Any, str]:
-    if not path.exists():
-        raise CheckpointError(f"no checkpoint at {path}")
     if path.is_dir():
         raise CheckpointError(f"{path} is a directory, not a checkpoint file")
+    if not regular_file(path, follow=True):
+        raise CheckpointError(f"no checkpoint at {path}")
     with open(path, "rb") as file:
         start = file.read(9)
     if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rl_training.experiment.config import TrainConfig
@@ -34,14 +34,16 @@ class DefaultExperimentManager:
         output_dir: str | Path | None = None,
         eval_episodes: int | None = None,
         callbacks: list[Callback] | None = None,
+        trust: str | Iterable[str] = (),
     ) -> DefaultExperimentManager:
-        """Prepare to resume from a checkpoint."""
+        """Prepare to resume from a checkpoint; its environment may be imported from the modules in ``trust``."""
         self._job = lambda: resume_training(
             checkpoint_path,
             total_timesteps=total_timesteps,
             output_dir=output_dir,
             eval_episodes=eval_episodes,
             callbacks=callbacks,
+            trust=trust,
         )
         return self
 

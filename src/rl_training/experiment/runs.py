@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -15,7 +13,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.files import write_durably
+from rl_training.base.files import (
+    UnusualFile,
+    files_below,
+    read_json_object,
+    read_regular,
+    real_folder,
+    regular_file,
+    write_durably,
+)
 from rl_training.experiment.checkpointing import (
     SUFFIX,
     CheckpointError,
@@ -23,6 +29,7 @@ from rl_training.experiment.checkpointing import (
     buffers_path,
     load_checkpoint,
 )
+from rl_training.experiment.commit import git_commit
 from rl_training.experiment.config import TrainConfig
 
 __all__ = [
@@ -114,9 +121,20 @@ def open_run_context(run_dir: str | Path) -> RunContext:
     """Open an existing run directory."""
     run_dir = Path(run_dir)
     context = RunContext(run_dir.resolve().name, run_dir)
+    _refuse_unusual_files(context)
     for folder in (context.checkpoints_dir, context.tensorboard_dir):
         folder.mkdir(parents=True, exist_ok=True)
     return context
+
+
+def _refuse_unusual_files(context: RunContext) -> None:
+    """Refuse a run directory in which a file that a run writes is a link to elsewhere, a pipe or a device."""
+    own = (context.config_path, context.metadata_path, context.metrics_path)
+    for path in (*own, *(context.run_dir / name for name in ("metrics.csv", "error.txt", ".lock"))):
+        regular_file(path)
+    for folder in (context.checkpoints_dir, context.tensorboard_dir, context.videos_dir):
+        files_below(folder)
+    real_folder(context.run_dir / "wandb")
 
 
 def run_dir_of(checkpoint: Path) -> Path | None:
@@ -130,13 +148,13 @@ def run_dir_of(checkpoint: Path) -> Path | None:
 def write_config(context: RunContext, config: TrainConfig) -> None:
     """Write config.yaml, if it differs."""
     text = dump_yaml(config.plain())
-    if not context.config_path.exists() or context.config_path.read_text() != text:
+    if not regular_file(context.config_path) or read_regular(context.config_path) != text.encode():
         write_durably(context.config_path, [text.encode()])
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
     """Read metadata.json; empty if there is none."""
-    return dict(json.loads(context.metadata_path.read_text())) if context.metadata_path.exists() else {}
+    return read_json_object(context.metadata_path) if regular_file(context.metadata_path) else {}
 
 
 def write_metadata(context: RunContext, values: dict[str, Any]) -> None:
@@ -160,24 +178,6 @@ def provenance() -> dict[str, Any]:
         "versions": versions,
         "hardware": {"platform": platform.platform(), "processor": processor(), "cores": os.cpu_count()},
     }
-
-
-def git_commit() -> dict[str, Any] | None:
-    """Look up the commit of the working directory, and whether files differ from it; None outside a repository."""
-    if shutil.which("git") is None:
-        return None
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
-    except (subprocess.SubprocessError, OSError):
-        return None
 
 
 def processor() -> str:
@@ -219,10 +219,12 @@ def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Pat
     if not context.run_dir.is_dir():
         raise CheckpointError(f"no run at {run_dir}")
     problems: list[str] = []
+    real_folder(context.checkpoints_dir)
     for path in reversed(list_checkpoints(context)):
         try:
+            regular_file(path)
             return path, load_checkpoint(path, buffers=buffers), problems
-        except CheckpointError as error:
+        except (CheckpointError, UnusualFile) as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))

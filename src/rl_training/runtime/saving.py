@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.evaluator import Evaluator
     from rl_training.runtime.loops.base import Loop
 
-__all__ = ["CannotResume", "Saver", "TrainingFailure", "restore"]
+__all__ = ["CannotResume", "Saver", "TrainingFailure", "refuse_agent_alone", "restore"]
 
 
 State = dict[str, Any]
@@ -85,10 +85,16 @@ class Saver:
         return TrainingFailure(f"{problem}; {advice}")
 
 
-def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
-    """Load a checkpoint into a run and its loop."""
+def refuse_agent_alone(state: CheckpointState) -> None:
+    """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
     if state.buffer_state is None:
         raise CannotResume("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
+
+
+def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
+    """Load a checkpoint into a run and its loop."""
+    refuse_agent_alone(state)
+    assert state.buffer_state is not None
     with raise_on_mismatch():
         done = Saved(state.trainer_state, ("step",), state.trainer_state).count("step")
     if done > total_steps < state.config.get("total_timesteps", total_steps):

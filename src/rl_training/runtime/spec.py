@@ -14,6 +14,7 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import ConfigError
+from rl_training.base.trust import require_trusted
 from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
 from rl_training.envs.options import parse_env_kwargs
@@ -175,11 +176,12 @@ class AlgorithmSpec:
         self.options(config)
         self._check_origin(state)
         Loggers.check(config, loggers)
+        if state is not None:
+            _check_env(state, config, env)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         if config.record_video:
             check_recording(factory, config.env_id)
         if state is not None:
-            _mention_own_env(state, config, env)
             _require_num_envs(state, config.num_envs)
         return factory
 
@@ -195,7 +197,7 @@ class AlgorithmSpec:
         """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
         self._check_origin(checkpoint_state)
         options = self.options(with_options(config, saved_options(checkpoint_state)))
-        _mention_own_env(checkpoint_state, config, env)
+        _check_env(checkpoint_state, config, env)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
         agent = self._built(options, plan, checkpoint_state)
@@ -270,8 +272,13 @@ def _require_num_envs(state: CheckpointState, num_envs: int) -> None:
         raise CheckpointError(f"the run has {len(envs)} environments, not {num_envs}: num_envs cannot change")
 
 
-def _mention_own_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
-    """The id of an environment that was given as an object may stand for another one."""
+def _check_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
+    """The id of an environment that was given as an object may stand for another one.
+
+    An id that comes from the checkpoint is made only if its module is trusted.
+    """
+    if env is None and config.env_id == state.config.get("env_id"):
+        require_trusted("the checkpoint", config.env_id, config.env_kwargs)
     if env is None and state.metadata.get("own_env"):
         warnings.warn(
             "this agent was trained on an environment of your own: pass it again (env=...), or it meets "

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rl_training.base.errors import reason
 from rl_training.base.options import ConfigError
+from rl_training.base.trust import require_trusted, trust_modules
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint, run_dir_of
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.saving import refuse_agent_alone
 from rl_training.runtime.trainer import TrainResult
 
 __all__ = [
@@ -24,12 +27,18 @@ __all__ = [
 ]
 
 
-def config_of(state: CheckpointState) -> TrainConfig:
-    """The config of the run that a checkpoint was saved by."""
+def config_of(state: CheckpointState, *, env: Any = None) -> TrainConfig:
+    """The config of the run that a checkpoint was saved by.
+
+    The module that its environment comes from must be trusted, unless the caller has an environment (``env``).
+    """
     try:
-        return TrainConfig(**state.config)
+        config = TrainConfig(**state.config)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"the checkpoint's config does not hold: {reason(error)}") from None
+    if env is None:
+        require_trusted("the checkpoint", config.env_id, config.env_kwargs)
+    return config
 
 
 def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:
@@ -44,16 +53,33 @@ def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, Checkpoin
 
 
 def evaluate_checkpoint(
-    path: str | Path, num_episodes: int | None = None, device: str = "auto", deterministic: bool = True
+    path: str | Path,
+    num_episodes: int | None = None,
+    device: str = "auto",
+    deterministic: bool = True,
+    *,
+    trust: str | Iterable[str] = (),
 ) -> dict[str, float]:
-    """Evaluate the agent of a checkpoint, or of the newest one of a run."""
+    """Evaluate the agent of a checkpoint, or of the newest one of a run.
+
+    ``trust`` names modules that the file's environment may be imported from.
+    """
+    trust_modules(trust)
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)
     return get_algorithm_spec(config.algo).evaluate_fn(config, state, device, num_episodes, deterministic)
 
 
-def predict_checkpoint(path: str | Path, obs: Any, deterministic: bool = True, device: str = "auto") -> Any:
-    """The action of a checkpoint's agent for an observation, in the environment's units."""
+def predict_checkpoint(
+    path: str | Path,
+    obs: Any,
+    deterministic: bool = True,
+    device: str = "auto",
+    *,
+    trust: str | Iterable[str] = (),
+) -> Any:
+    """The action of a checkpoint's agent for an observation, in the environment's units; ``trust`` as above."""
+    trust_modules(trust)
     _, state = find_checkpoint(path, buffers=False)
     config = config_of(state)
     return get_algorithm_spec(config.algo).predict_fn(config, state, device, obs, deterministic)
@@ -67,16 +93,27 @@ def resume_training(
     eval_episodes: int | None = None,
     run_suffix: str | None = None,
     callbacks: list[Callback] | None = None,
+    trust: str | Iterable[str] = (),
     **context: Any,
 ) -> TrainResult:
     """Resume from a checkpoint or the newest one of a run, in the same directory unless another is given.
 
-    ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``.
+    A checkpoint that lies in no run directory needs ``output_dir``: what it names itself is not written to.
+    ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``. ``trust`` names
+    modules that the file's environment may be imported from.
     """
+    trust_modules(trust)
     found, state = find_checkpoint(path, buffers=True)
     given = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
-    config = config_of(state).replace(**{name: value for name, value in given.items() if value is not None})
-    same = run_dir_of(found) if output_dir is None and run_suffix is None else None
+    config = config_of(state, env=context.get("env"))
+    config = config.replace(**{name: value for name, value in given.items() if value is not None})
+    home = run_dir_of(found)
+    refuse_agent_alone(state)
+    if output_dir is None and home is None:
+        raise CheckpointError(
+            f"{found} lies in no run directory: say where the resumed run shall be, with --output-dir (output_dir=...)"
+        )
+    same = home if output_dir is None and run_suffix is None else None
     return get_algorithm_spec(config.algo).train(
         config, run_suffix=run_suffix, checkpoint_state=state, callbacks=callbacks, run_dir=same, **context
     )

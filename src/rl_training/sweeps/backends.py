@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl_training.base.files import read_json_object, write_durably
 from rl_training.envs.remote import connect
 from rl_training.sweeps.plan import Job
 
 __all__ = ["Backend", "Processes", "Ray"]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# with this process's own import path: ``python -m`` would put the working directory, whosever it is, before all others
+WORKER = "import sys; sys.path[:] = {path!r}; from rl_training.sweeps.worker import main; sys.exit(main())"
 LAST_CALL = 60.0  # seconds a stopped run gets to save before it is ended
 
 
@@ -54,7 +57,7 @@ class Processes:
         given = {"name": job.name, "config": job.config, "folder": str(job.folder), "label": job.label}
         with open(job.log_path, "a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rl_training.sweeps.worker"],
+                [sys.executable, "-c", WORKER.format(path=sys.path)],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment,
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which passes it on
             )  # fmt: skip
@@ -75,9 +78,9 @@ class Processes:
         if code == 0 or code == -signal.SIGTERM:  # stopped before it could save: nothing was lost
             return ""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads(self._notes[name].read_text())["error"])
+            return str(read_json_object(self._notes[name])["error"])
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._notes[name].write_text(json.dumps({"error": f"the run's process {ended}"}))
+        write_durably(self._notes[name], [json.dumps({"error": f"the run's process {ended}"}).encode()])
         return f"the run's process {ended}"
 
     def stop(self, name: str) -> None:

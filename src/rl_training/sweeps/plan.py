@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_training.base.files import write_durably
+from rl_training.base.errors import printable, reason
+from rl_training.base.files import UnusualFile, open_regular, read_json_object, real_folder, regular_file, write_durably
 from rl_training.base.options import ConfigError
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.base.yaml_text import YamlProblem, parse_yaml
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import run_name
+from rl_training.tracking.jsonl import MOST_STEPS, number
 
 __all__ = [
     "Job",
@@ -26,6 +28,7 @@ __all__ = [
     "job_status",
     "label_of",
     "last_lines",
+    "make_folder",
     "make_job",
     "open_sweep",
     "parse_seeds",
@@ -67,6 +70,12 @@ class Job:
     @property
     def total(self) -> int:
         return int(self.config["total_timesteps"])
+
+    def check_files(self) -> None:
+        """Refuse links, pipes and devices where its run directory, note and log belong."""
+        real_folder(self.run_dir)
+        for path in (self.note_path, self.log_path):
+            regular_file(path)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -124,14 +133,14 @@ def make_job(config: TrainConfig, folder: Path, label: str) -> Job:
 
 def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
     """Claim the folder for these runs, or join the sweep that is there if its runs are the same."""
-    try:
-        (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make {folder}: {error.strerror or error}") from None
+    make_folder(folder)
     path = folder / MANIFEST
-    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    known = read_json_object(path) if regular_file(path) else {}
     for job in jobs:
+        job.check_files()
         before = known.get(job.name)
+        if before is not None and not isinstance(before, dict):
+            raise ValueError(f"{path} holds no config for {job.name}")
         if before is not None and before != job.config:
             where = ", ".join(sorted(changed_options(before, job.config)))
             raise ValueError(
@@ -140,6 +149,15 @@ def open_sweep(folder: Path, jobs: Sequence[Job]) -> None:
             )
     if any(job.name not in known for job in jobs):
         write_durably(path, [json.dumps({**known, **{job.name: job.config for job in jobs}}, indent=1).encode()])
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a sweep, with one for what its workers leave."""
+    try:
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make {folder}: {error.strerror or error}") from None
+    real_folder(folder / "jobs")
 
 
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -169,8 +187,8 @@ def job_status(job: Job) -> JobStatus:
     """Read a run's status from its files, whichever process or machine runs it."""
     status, error = _status(job)
     lines = last_lines(job.run_dir / "metrics.jsonl")
-    step = max((line["step"] for line in lines), default=0)
-    shown = [line.get("eval_return_mean", line.get("episode_return")) for line in lines]
+    step = max((int(line["step"]) for line in lines), default=0)
+    shown = [number(line.get("eval_return_mean", line.get("episode_return"))) for line in lines]
     known = [value for value in shown if value is not None]
     rate = 0.0
     if len(lines) > 1 and lines[-1]["time"] > lines[0]["time"]:
@@ -179,10 +197,13 @@ def job_status(job: Job) -> JobStatus:
 
 
 def _status(job: Job) -> tuple[State, str]:
-    note = _json(job.note_path)
+    try:
+        note = _json(job.note_path)
+        metadata = _json(job.run_dir / "metadata.json")
+    except (OSError, ValueError) as error:
+        return "failed", reason(error)
     if note.get("error"):
-        return "failed", note["error"]
-    metadata = _json(job.run_dir / "metadata.json")
+        return "failed", printable(str(note["error"]))
     kind = recorded_stop_kind(metadata)
     if kind is not None and kind.conclusive:
         return "finished", "without an update" if kind is StopKind.UNTRAINED else ""
@@ -190,29 +211,25 @@ def _status(job: Job) -> tuple[State, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        return content
-    except (OSError, ValueError):
-        return {}
+    return read_json_object(path) if regular_file(path) else {}
 
 
 def last_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines at the end of a metrics file, without reading all of it."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(0, 2)
             start = max(0, file.tell() - TAIL)
             file.seek(start)
-            pieces = file.read().split(b"\n")
-    except OSError:
+            pieces = file.read(TAIL).split(b"\n")
+    except (OSError, UnusualFile):
         return []
     lines = []
     for piece in pieces[1 if start else 0 : -1]:  # neither the torn first line nor one still being written
         try:
             line = json.loads(piece)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and "step" in line and "time" in line:
-            lines.append(line)
+        if isinstance(line, dict) and number(line.get("step"), 0, MOST_STEPS) is not None:
+            lines += [line] if number(line.get("time")) is not None else []
     return lines

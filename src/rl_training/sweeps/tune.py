@@ -9,11 +9,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_training.base.files import write_durably
+from rl_training.base.errors import printable, reason
+from rl_training.base.files import UnusualFile, open_regular, read_json_object, regular_file, write_durably
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import dump_yaml
-from rl_training.sweeps.plan import Job, JobStatus, changed_options, make_job
+from rl_training.sweeps.plan import Job, JobStatus, changed_options, make_folder, make_job
 from rl_training.sweeps.space import Space, chosen, distributions
+from rl_training.tracking.jsonl import MOST_STEPS, number
 
 STORAGE, MANIFEST, BEST, IMPORTANCE = "study.db", "study.json", "best.yaml", "importance.png"
 __all__ = ["Evaluations", "Outcome", "TrialEnd", "TrialFeed", "conclude", "load_optuna", "open_study"]
@@ -33,25 +35,27 @@ def load_optuna() -> Any:
 def open_study(folder: Path, base: TrainConfig, space: Space, *, pruning: bool = True) -> Any:
     """Begin or continue the study of this folder; one of another config or space is refused."""
     optuna = load_optuna()
-    try:
-        (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make {folder}: {error.strerror or error}") from None
+    make_folder(folder)
+    for name in (STORAGE, f"{STORAGE}-journal", f"{STORAGE}-wal", f"{STORAGE}-shm", IMPORTANCE):
+        regular_file(folder / name)
     values = {name: part if isinstance(part, list) else part.model_dump() for name, part in space.items()}
     now = json.loads(json.dumps({"config": base.plain(), "space": values}))
     path = folder / MANIFEST
-    before = json.loads(path.read_text()) if path.exists() else now
+    before = read_json_object(path) if regular_file(path) else now
     if before != now:
         where = ", ".join(sorted(changed_options(before, now)))
         raise ValueError(f"{folder} holds a study that differs in {where}; go on with that one, or give another --name")
     write_durably(path, [json.dumps(now, indent=1).encode()])
     total = base.total_timesteps
     pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=total // 4)
-    return optuna.create_study(
-        study_name="rl-training", storage=f"sqlite:///{folder.resolve() / STORAGE}", direction="maximize",
-        load_if_exists=True, pruner=pruner if pruning else optuna.pruners.NopPruner(),
-        sampler=optuna.samplers.TPESampler(seed=base.seed, constant_liar=True),
-    )  # fmt: skip
+    try:
+        return optuna.create_study(
+            study_name="rl-training", storage=f"sqlite:///{folder.resolve() / STORAGE}", direction="maximize",
+            load_if_exists=True, pruner=pruner if pruning else optuna.pruners.NopPruner(),
+            sampler=optuna.samplers.TPESampler(seed=base.seed, constant_liar=True),
+        )  # fmt: skip
+    except Exception as error:  # whatever a database of others makes sqlite, SQLAlchemy and Optuna raise
+        raise ValueError(f"{folder / STORAGE} is not a study that can be used: {reason(error)[:200]}") from None
 
 
 class TrialEnd(Enum):
@@ -70,25 +74,34 @@ class Evaluations:
         self.values: dict[int, float] = {}
 
     def read(self) -> dict[int, float]:
-        if not self._path.exists():
+        try:
+            opened = open_regular(self._path)
+        except (FileNotFoundError, UnusualFile):  # it has not begun, or is refused by whoever resumes it
             return self.values
-        with open(self._path, "rb") as file:
+        with opened as file:
             if file.seek(0, 2) < self._offset:  # a resumed run has dropped the lines after its checkpoint
                 self._offset = 0
-            file.seek(self._offset)
+            begun = self._offset
+            file.seek(begun)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                if b"eval_return_mean" in line:
-                    try:
-                        values = json.loads(line)
-                    except ValueError:  # rewritten since the last reading: this is not the beginning of a line
-                        self._offset = 0
-                        return self.read()
-                    if values["eval_return_mean"] is not None:
-                        self.values[values["step"]] = values["eval_return_mean"]
+                if b"eval_return_mean" in line and not self._take(line) and begun:
+                    self._offset = 0  # rewritten since the last reading: this is not the beginning of a line
+                    return self.read()
         return self.values
+
+    def _take(self, line: bytes) -> bool:
+        """Add an evaluation, if the line holds one; False if it is no JSON object."""
+        try:
+            values = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            return False
+        step, value = number(values.get("step"), 0, MOST_STEPS), number(values.get("eval_return_mean"))
+        if step is not None and value is not None:
+            self.values[int(step)] = value
+        return True
 
     @property
     def last(self) -> float | None:
@@ -125,11 +138,18 @@ class TrialFeed:
         self._open: dict[int, _Trial] = {}
         running = self._optuna.trial.TrialState.RUNNING
         for frozen in study.get_trials(deepcopy=False, states=(running,)):  # of a search that was stopped
-            self._take(self._optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values))
+            try:
+                self._take(self._optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values))
+            except (KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{folder / STORAGE}: trial {frozen.number} is of another space: {reason(error)}"
+                ) from None
 
     def _take(self, trial: Any, reported: set[int]) -> None:
         values, label = chosen(self._space, trial.params), f"trial{trial.number:04d}"
         jobs = [make_job(self._configure({**values, "seed": seed}), self._folder, label) for seed in self._seeds]
+        for job in jobs:
+            job.check_files()
         curves = {job.name: Evaluations(job.run_dir / "metrics.jsonl") for job in jobs}
         self._open[trial.number] = _Trial(trial, jobs, reported, curves)
 
@@ -206,7 +226,7 @@ def conclude(study: Any, space: Space, folder: Path, configure: Callable[[dict[s
     trials = study.get_trials(deepcopy=False)
     states = [trial.state.name.lower() for trial in trials]
     counts = {name: states.count(name) for name in dict.fromkeys(states)}
-    errors = [f"trial {t.number}: {t.user_attrs['error']}" for t in trials if "error" in t.user_attrs]
+    errors = [printable(f"trial {t.number}: {t.user_attrs['error']}") for t in trials if "error" in t.user_attrs]
     complete = [trial for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE]
     if not complete:
         return Outcome(None, None, {}, counts, {}, errors)

@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rl_training.base.files import lock_folder
+from rl_training.base.files import lock_folder, real_folder, write_durably
+from rl_training.base.trust import module_of
 from rl_training.sweeps.plan import Job
 
 __all__ = ["main", "run_job"]
@@ -31,7 +32,7 @@ def run_job(job: Job) -> str:
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         note = {"error": text, "traceback": traceback.format_exc()}
-        job.note_path.write_text(json.dumps(note, indent=1))
+        write_durably(job.note_path, [json.dumps(note, indent=1).encode()])
         return text
     return ""
 
@@ -42,11 +43,11 @@ def _train(job: Job) -> None:
     from rl_training.experiment.runs import RunContext, list_checkpoints
     from rl_training.runtime.workflows import resume_training
 
-    if job.run_dir.exists():
+    if real_folder(job.run_dir):
         with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
             pass
         if list_checkpoints(RunContext(job.name, job.run_dir)):
-            resume_training(job.run_dir)
+            resume_training(job.run_dir, trust=module_of(str(job.config.get("env_id"))) or ())
             return
         shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
     config = TrainConfig(**job.config)

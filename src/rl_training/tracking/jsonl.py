@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MetricsFile", "metrics_row"]
+__all__ = ["MOST_STEPS", "MetricsFile", "metrics_row", "number"]
+
+LARGEST = 1e100  # of a metric that is read: sums and squares of more would not be finite
+MOST_STEPS = 2**63
 
 
 class MetricsFile:
@@ -43,3 +46,9 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # a line cut short by a crash
+
+
+def number(value: Any, low: float = -LARGEST, high: float = LARGEST) -> Any:
+    """The value that a file holds, if it is a number within bounds (NaN is not), else None."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    return value if fine else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 import warnings
@@ -31,7 +32,8 @@ class WandB:
 
             from rl_training.experiment import runs  # brings torch, which reports do without
 
-            name = runs.read_metadata(context).get("wandb_id") or uuid.uuid4().hex
+            known = runs.read_metadata(context).get("wandb_id")
+            name = known if isinstance(known, str) and re.fullmatch(r"[\w-]+", known) else uuid.uuid4().hex
             runs.write_metadata(context, {"wandb_id": name})
             self._wait_for_a_folder_of_its_own(context.run_dir / "wandb", name)
             self._run = wandb.init(
