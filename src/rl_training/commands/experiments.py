@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.base.stop_kind import RESUMABLE
 from rl_training.commands.flags import Command, config_flags, count, resolved
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _sweep(args: argparse.Namespace) -> int:
             statuses = run_jobs(jobs, _backend(args))
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
-        return 130
+        return RESUMABLE
     return _conclude(folder, statuses)
 
 
@@ -113,7 +114,7 @@ def _tune(args: argparse.Namespace) -> int:
             run_feed(source, _backend(args), JobTable([], sys.stderr), {})
     except Interrupted:
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
-        return 130
+        return RESUMABLE
     outcome = conclude(study, space, folder, configure)
     print(f"trials: {', '.join(f'{count} {state}' for state, count in outcome.counts.items())}, in {folder}")
     for error in outcome.errors:

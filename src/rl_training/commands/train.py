@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from rl_training.commands.flags import Command, config_flags, count, resolved, score
+from rl_training.base.stop_kind import StopKind, recorded_stop_kind
+from rl_training.base.streams import Forgiving
+from rl_training.commands.flags import Action, Command, config_flags, count, resolved, score
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import TrainResult
@@ -34,57 +37,67 @@ def add(command: Command) -> None:
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
+def _goes_on_unread(action: Action) -> Action:
+    """The action, for which a closed standard output is no reason to stop."""
+
+    def run(args: argparse.Namespace) -> int | None:
+        with contextlib.redirect_stdout(cast(TextIO, Forgiving(sys.stdout))):
+            return action(args)
+
+    return run
+
+
+@_goes_on_unread
 def _train(args: argparse.Namespace) -> int:
     config = resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
 
-    return _report(
-        get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), config.total_timesteps, args.json
-    )
+    return _report(get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), args.json)
 
 
+@_goes_on_unread
 def _resume(args: argparse.Namespace) -> int:
-    from rl_training.runtime.workflows import config_of, find_checkpoint, resume_training
+    from rl_training.runtime.workflows import resume_training
 
-    path, state = find_checkpoint(args.path, buffers=False)
-    total = args.total_timesteps or config_of(state).total_timesteps
     result = resume_training(
-        path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
+        args.path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
     )
-    return _report(result, total, args.json)
+    return _report(result, args.json)
 
 
-def _report(result: TrainResult, total: int, as_json: bool) -> int:
+def _report(result: TrainResult, as_json: bool) -> int:
+    """Print the result; the exit code is that of the run's end, whether or not anybody reads what is printed."""
+    facts = json.loads((result.run_dir / "metadata.json").read_text())
+    kind = recorded_stop_kind(facts) or StopKind.FAILED
+    _print_result(result, kind, facts["stop_reason"], as_json)
+    return kind.exit_code
+
+
+def _print_result(result: TrainResult, kind: StopKind, reason: str | None, as_json: bool) -> None:
     metrics = result.metrics
     if as_json:
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         files = {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path)}
         print(json.dumps({**files, "metrics": numbers}))
-        return 0
-    step = int(metrics["global_step"])
-    print(f"{_outcome(step, total, metrics)}: {score(metrics)}")
-    if step < total:
-        print(f"because     {_reason(result.run_dir)}")
+        return
+    print(f"{_outcome(kind, metrics)}: {score(metrics)}")
+    if not kind.reached_total:
+        print(f"because     {reason}")
     print(f"checkpoint  {result.checkpoint_path}")
-    if step < total:
+    if not kind.reached_total:
         print(f"go on with  rl-training resume {result.run_dir}")
     else:
         print(f"evaluate    rl-training eval {result.run_dir}")
         events = any((result.run_dir / "tensorboard").iterdir())
         drawn = f" (and tensorboard --logdir {result.run_dir.parent})" if events else ""
         print(f"curves      {result.run_dir / 'metrics.jsonl'}{drawn}")
-    return 0
 
 
-def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
+def _outcome(kind: StopKind, metrics: dict[str, Any]) -> str:
     """Say how far the run got, and whether it made an update at all."""
+    step = int(metrics["global_step"])
     if metrics["update_count"] or metrics["gradient_steps"]:
-        return f"{'trained' if step >= total else 'stopped'} at step {step:,}"
-    if step < total:
+        return f"{'trained' if kind.reached_total else 'stopped'} at step {step:,}"
+    if not kind.reached_total:
         return f"stopped at step {step:,}, before the first update"
     return f"finished at step {step:,} without an update, the agent is untrained"
-
-
-def _reason(run_dir: Path) -> str:
-    """Read why a run ended before its total."""
-    return str(json.loads((run_dir / "metadata.json").read_text())["stop_reason"])

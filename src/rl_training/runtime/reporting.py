@@ -27,9 +27,10 @@ class Reporter:
         self.update: UpdateResult | None = None  # the learner's last one
         self._notes: dict[str, float] = {}
 
-    def open(self, context: RunContext, step: int, *, resumed: bool) -> None:
+    def open(self, context: RunContext, step: int, *, logged: int | None) -> None:
+        """``logged``: the step up to which a resumed run keeps the lines that there are; None for a new run."""
         config = self._config
-        self._loggers = Loggers(context, config, step if resumed else None, self._own_loggers)
+        self._loggers = Loggers(context, config, logged, self._own_loggers)
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
 
     def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
@@ -55,6 +56,15 @@ class Reporter:
         for metrics in (self._notes, *more):
             merged.update(metrics)
         return merged
+
+    def kept(self) -> dict[str, dict[str, float]]:
+        """The metrics that lines show until they are replaced, for a checkpoint's notes."""
+        return {"update": dict(self.update.metrics) if self.update is not None else {}, "notes": dict(self._notes)}
+
+    def keep(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on showing the metrics of ``kept``."""
+        self.update = UpdateResult(dict(state["update"]), 0) if state["update"] else None
+        self._notes = dict(state["notes"])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of training metrics."""

@@ -134,8 +134,10 @@ class AlgorithmSpec:
         env: EnvSource | None = None,
         network: Network | None = None,
         run_dir: Path | None = None,
+        locked: bool = False,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory.
+        ``locked``: the caller has locked ``run_dir``."""
         own = list(loggers or [])
         factory = self._checked(config, checkpoint_state, env, own)
         plan = self.blueprint(config, factory, network, config.device)
@@ -152,7 +154,7 @@ class AlgorithmSpec:
         loop = self.loop(run, agent, options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
-            return Driver(run, loop, context).drive(checkpoint_state)
+            return Driver(run, loop, context).drive(checkpoint_state, locked=locked)
         finally:
             loop.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
 
+from rl_training.base.files import lock_folder
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -68,10 +70,25 @@ def resume_training(
 
     ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``.
     """
-    found, state = find_checkpoint(path, buffers=True)
     given = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
-    config = config_of(state).replace(**{name: value for name, value in given.items() if value is not None})
-    same = run_dir_of(found) if output_dir is None and run_suffix is None else None
-    return get_algorithm_spec(config.algo).train(
-        config, run_suffix=run_suffix, checkpoint_state=state, callbacks=callbacks, run_dir=same, **context
-    )
+    same = _run_dir(Path(path)) if output_dir is None and run_suffix is None else None
+    # locked before the checkpoint is chosen: another process may be about to write a newer one
+    with lock_folder(same) if same is not None else contextlib.nullcontext():
+        _, state = find_checkpoint(path, buffers=True)
+        config = config_of(state).replace(**{name: value for name, value in given.items() if value is not None})
+        return get_algorithm_spec(config.algo).train(
+            config,
+            run_suffix=run_suffix,
+            checkpoint_state=state,
+            callbacks=callbacks,
+            run_dir=same,
+            locked=same is not None,
+            **context,
+        )
+
+
+def _run_dir(path: Path) -> Path | None:
+    """The run directory that a path is or lies in, if there is one."""
+    if path.is_dir():
+        return run_dir_of(path / "checkpoints" / "any")
+    return run_dir_of(path) if path.exists() else None

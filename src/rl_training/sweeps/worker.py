@@ -44,11 +44,12 @@ def _train(job: Job) -> None:
 
     if job.run_dir.exists():
         with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
-            pass
-        if list_checkpoints(RunContext(job.name, job.run_dir)):
+            saved = bool(list_checkpoints(RunContext(job.name, job.run_dir)))
+            if not saved:
+                shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
+        if saved:
             resume_training(job.run_dir)
             return
-        shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
     config = TrainConfig(**job.config)
     get_algorithm_spec(config.algo).train(config, run_suffix=job.label)
 

@@ -85,7 +85,32 @@ class OnPolicyLoop(OnlineLoop):
             obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
         )  # fmt: skip
 
+    @property
+    def mid_step(self) -> bool:
+        """Whether a rollout has begun and is not complete."""
+        return self._rollout.partial
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished rollout is part of the state only if there is one."""
+        unfinished = {"rollout": self.unfinished()} if self._rollout.partial else {}
+        return {**super().state_dict(), **unfinished}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "rollout" in state:
+            self.resume_rollout(state["rollout"])
+        super().load_state_dict({name: part for name, part in state.items() if name != "rollout"})
+
+    def unfinished(self) -> dict[str, Any]:
+        """The steps of the unfinished rollout; a variant adds what it stores beside them."""
+        return self._rollout.state_dict()
+
+    def resume_rollout(self, state: dict[str, Any]) -> None:
+        """Go on with an unfinished rollout."""
+        self._rollout.load_state_dict(state)
+
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        if self._rollout.partial:
+            self._rollout.cut(lost, self.agent.values(obs))
         if self.reward_scaler is not None:
             self.reward_scaler.returns[lost > 0] = 0.0
 
@@ -96,8 +121,12 @@ class OnPolicyLoop(OnlineLoop):
 
     def __iter__(self) -> Iterator[None]:
         while True:
-            self._run.apply_schedules(self.agent)
+            if not self.mid_step:
+                self._run.apply_schedules(self.agent)
             self.collect()
+            while self.mid_step:
+                yield
+                self.collect()
             self.finish_rollout()
             self.learn()
             self.after_update()
@@ -105,11 +134,13 @@ class OnPolicyLoop(OnlineLoop):
             yield
 
     def collect(self) -> None:
-        """Fill the rollout; where an episode was cut, with the value of its true last observation."""
+        """Fill the rollout; where an episode was cut, with the value of its true last observation. If the run pauses,
+        the next call goes on."""
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
-        rollout.clear()
-        for t in range(rollout.num_steps):
+        if not rollout.partial:
+            rollout.clear()
+        for t in range(rollout.position, rollout.num_steps):
             if observe is not None:
                 observe(envs.obs)
             actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
@@ -128,6 +159,8 @@ class OnPolicyLoop(OnlineLoop):
             )  # fmt: skip
             self.on_row_stored(t, step)
             run.step += n
+            if run.pausing() and rollout.partial:
+                return
         run.collected(envs, rollout.num_steps * n)
 
     def on_row_stored(self, t: int, step: Step) -> None:
