@@ -90,9 +90,14 @@ class RolloutBuffer:
         return {name: torch.from_numpy(getattr(self, name)[: self.position]) for name in COLUMNS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = len(state["rewards"])
-        for name in COLUMNS:
-            getattr(self, name)[: self.position] = state[name].numpy()
+        rows = {name: state[name].numpy() for name in COLUMNS}
+        steps = len(rows["rewards"])
+        for name, column in rows.items():
+            place = getattr(self, name)[:steps]
+            if column.shape != place.shape or column.dtype != place.dtype:
+                raise ValueError(f"a rollout's {name} have shape {column.shape}, expected {place.shape}")
+            place[:] = column
+        self.position = steps
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float, gae_lambda: float) -> None:
         """``last_values`` (N,): values of the observations the environments are at now."""

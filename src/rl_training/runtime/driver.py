@@ -24,6 +24,7 @@ from rl_training.runtime.engine import Engine
 from rl_training.runtime.evaluation import EvaluationStopped
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.notes import Notes
 from rl_training.runtime.run import Run
 from rl_training.runtime.saving import Saver, restore
 from rl_training.runtime.schedules import Schedules
@@ -119,36 +120,36 @@ class Driver:
 
     def _prepare(self, checkpoint: CheckpointState | None) -> None:
         """Load the checkpoint, and decide what depends on the agent."""
-        run, agent, saved_engine = self._run, self._loop.agent, None
+        run, agent, saved_engine, notes = self._run, self._loop.agent, None, Notes()
         if checkpoint is not None:
             restore(run, self._loop, checkpoint, self._total)
-            self._restore_notes(checkpoint)
+            notes = self._restore_notes(checkpoint)
             saved_engine = checkpoint.trainer_state.get("engine")
         run.schedules = Schedules(agent, run.options, self._total)
-        if checkpoint is not None:
-            run.schedules.go_on(agent, checkpoint.metadata.get("schedules", {}))
+        run.schedules.go_on(agent, notes.schedules)
         if saved_engine:
             run.engine = Engine.restored(saved_engine)
         else:
             run.engine = Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
         run.engine.prepare(agent)
 
-    def _restore_notes(self, checkpoint: CheckpointState) -> None:
-        """What a checkpoint notes beside the state; older ones note less."""
-        notes, evaluator = checkpoint.metadata, self._evaluator
-        evaluator.best, evaluator.metrics = notes.get("best_eval"), notes.get("last_eval") or {}
-        if checkpoint.config.get("eval_episodes") == self._run.config.eval_episodes:
-            evaluator.step = notes.get("evaluated", -1)
-        self._attended = notes.get("attended", self._run.step)
-        if "metrics" in notes:
-            self._run.reporter.keep(notes["metrics"])
+    def _restore_notes(self, checkpoint: CheckpointState) -> Notes:
+        """Take over what a checkpoint notes beside the state."""
+        run, facts, evaluator = self._run, checkpoint.metadata, self._evaluator
+        evaluator.best, evaluator.metrics = facts.get("best_eval"), facts.get("last_eval") or {}
+        notes = Notes.of(facts, run.step)
+        if checkpoint.config.get("eval_episodes") == run.config.eval_episodes:
+            evaluator.step = notes.evaluated
+        self._attended = notes.attended
+        run.reporter.go_on(notes)
+        return notes
 
     def _save(self) -> Path:
         run, evaluator = self._run, self._evaluator
-        notes = {"attended": self._attended, "evaluated": evaluator.step, "metrics": run.reporter.kept()}
-        notes["schedules"] = run.schedules.values
+        notes = Notes(self._attended, evaluator.step, schedules=run.schedules.values)
+        run.reporter.note_in(notes)
         with self._stops.saving():
-            path = self._saver.save(self._loop, run, evaluator, notes)
+            path = self._saver.save(self._loop, run, evaluator, notes.saved())
         run.save_at = self._saver.due_at
         return path
 

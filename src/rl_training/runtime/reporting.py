@@ -9,11 +9,17 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
+from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
 from rl_training.tracking.progress import Progress
 
 __all__ = ["Reporter"]
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as numbers of Python's."""
+    return {name: value if type(value) is int else float(value) for name, value in metrics.items()}
 
 
 class Reporter:
@@ -57,14 +63,15 @@ class Reporter:
             merged.update(metrics)
         return merged
 
-    def kept(self) -> dict[str, dict[str, float]]:
-        """The metrics that lines show until they are replaced, for a checkpoint's notes."""
-        return {"update": dict(self.update.metrics) if self.update is not None else {}, "notes": dict(self._notes)}
+    def note_in(self, notes: Notes) -> None:
+        """Add the metrics that lines show until they are replaced to a checkpoint's notes."""
+        notes.update_metrics = plain(self.update.metrics) if self.update is not None else {}
+        notes.loop_metrics = plain(self._notes)
 
-    def keep(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on showing the metrics of ``kept``."""
-        self.update = UpdateResult(dict(state["update"]), 0) if state["update"] else None
-        self._notes = dict(state["notes"])
+    def go_on(self, notes: Notes) -> None:
+        """Show the metrics that a checkpoint notes until they are replaced."""
+        self.update = UpdateResult(notes.update_metrics, 0) if notes.update_metrics else None
+        self._notes = dict(notes.loop_metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of training metrics."""

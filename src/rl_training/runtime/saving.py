@@ -49,7 +49,7 @@ class Saver:
         self._began, self._ended = time.monotonic(), time.monotonic()  # of the last save
 
     def save(self, loop: Loop, run: Counters, evaluator: Evaluator, notes: Mapping[str, Any] = {}) -> Path:
-        """Everything that exact resuming needs, and ``notes``; once for each step, unless it is ``stale``."""
+        """Everything that exact resuming needs, and ``notes`` in its metadata; once for each step, unless ``stale``."""
         path = self._context.checkpoints_dir / runs.checkpoint_name(run.step)
         if self._saved_step != run.step or self.stale:
             self._began = time.monotonic()
