@@ -29,12 +29,6 @@ def train(config, **given):
     return get_algorithm_spec(config.algo).train(config, **given)
 
 
-def rows_of(result):
-    """The rows of metrics.jsonl without their times."""
-    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name != "time"} for line in lines]
-
-
 def facts_of(result):
     return json.loads((result.run_dir / "metadata.json").read_text())
 
