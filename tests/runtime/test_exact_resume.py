@@ -18,7 +18,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
 from rl_training.runtime.workflows import resume_training
-from toys import SMOKE, Counter, StopAt, assert_same, same_end
+from toys import SMOKE, Counter, StopAt, assert_same, rows_of, same_end
 
 DISCRETE = ("CartPole-v1", "LunarLander-v3", "ALE/Breakout-v5")
 CONTINUOUS = ("Pendulum-v1", "Hopper-v5")
@@ -43,12 +43,6 @@ def settings(algo: str, env_id: str) -> dict:
     if env_id == "LunarLander-v3" and algo == "sac":
         changes["env_kwargs"] = {"continuous": True}
     return changes
-
-
-def rows_of(result) -> list[dict]:
-    """The rows of metrics.jsonl without their times."""
-    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
 # three emulators at once are tried with PPO and, for the value-based family, with DQN; three bodies with SAC
@@ -81,7 +75,7 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
     assert last.metrics["eval_return_mean"] == straight.metrics["eval_return_mean"]
     if num_envs == 1:  # with three, the straight run is logged and evaluated at other steps, which changes nothing
-        assert rows_of(last) == rows_of(straight)
+        assert rows_of(last.run_dir) == rows_of(straight.run_dir)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +280,7 @@ def test_metrics_after_the_checkpoint_are_written_again_not_twice(tiny):
     with open(stopped.run_dir / "metrics.jsonl", "a") as file:  # what a killed run may leave behind
         file.write(json.dumps({"step": 200, "loss": 1.0}) + "\n" + '{"step": 2')
     resume_training(stopped.run_dir)
-    assert rows_of(stopped) == rows_of(straight)
+    assert rows_of(stopped.run_dir) == rows_of(straight.run_dir)
 
 
 def test_every_algorithm_is_covered():

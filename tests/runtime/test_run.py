@@ -33,6 +33,7 @@ from rl_training.runtime.stopping import Stopping
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 from rl_training.sweeps.plan import Job, job_status
+from toys import rows_of
 
 
 def train(config, **arguments):
@@ -42,11 +43,6 @@ def train(config, **arguments):
 def facts_of(folder):
     (path,) = folder.glob("*/metadata.json")
     return json.loads(path.read_text())
-
-
-def rows_of(run_dir):
-    """The rows of metrics.jsonl."""
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 # ---- counters and random streams

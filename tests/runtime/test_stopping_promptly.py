@@ -22,7 +22,7 @@ from rl_training.experiment.runs import newest_checkpoint
 from rl_training.runtime.evaluation import _Player
 from rl_training.runtime.gail_trainer import GAILLoop
 from rl_training.runtime.workflows import resume_training
-from toys import Counter, same_end
+from toys import Counter, rows_of, same_end
 
 
 def train(config, **given):
@@ -64,7 +64,7 @@ def stopped_and_resumed(config, monkeypatch, owner, name, at, *, number=signal.S
     stopped = load_checkpoint(first.checkpoint_path)
     last = resume_training(first.run_dir)
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
-    assert rows_of(last) == rows_of(straight)
+    assert rows_of(last.run_dir) == rows_of(straight.run_dir)
     assert facts_of(last)["stop_kind"] == "finished"
     return first, last, stopped
 
@@ -76,7 +76,7 @@ def test_an_evaluation_ends_with_its_next_step_and_is_made_by_the_resumed_run(ti
     first, last, _ = stopped_and_resumed(config, monkeypatch, _Player, "_step", 3, number=number)
     assert first.metrics["global_step"] == 64
     assert math.isnan(first.metrics["eval_return_mean"]) and first.metrics["eval_episodes"] == 0
-    assert [row["step"] for row in rows_of(last) if "eval_return_mean" in row] == [64, 128]
+    assert [row["step"] for row in rows_of(last.run_dir) if "eval_return_mean" in row] == [64, 128]
 
 
 def test_the_last_evaluation_can_be_stopped_too(tiny, monkeypatch):
@@ -244,7 +244,7 @@ def test_time_alone_brings_checkpoints_and_changes_nothing_else(tiny, monkeypatc
             patch.setattr(saving.Saver, "save", noted)
             timed = train(tiny(algo, checkpoint_minutes=1e-7, **options), run_suffix="timed")
         same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(timed.checkpoint_path))
-        assert rows_of(timed) == rows_of(straight)
+        assert rows_of(timed.run_dir) == rows_of(straight.run_dir)
         inside = [step for step, mid_step in saved if mid_step or not step]
         assert len(inside) > 3, f"{algo}: {saved}"
         saved.clear()
@@ -259,7 +259,7 @@ def test_a_checkpoint_made_by_the_clock_within_a_rollout_is_as_good_as_any(tiny,
     within = straight.run_dir / "checkpoints" / "step_0000000045.ckpt"
     again = resume_training(within, output_dir=config.output_dir / "again")
     same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(again.checkpoint_path))
-    assert rows_of(again) == [row for row in rows_of(straight) if row["step"] > 45]
+    assert rows_of(again.run_dir) == [row for row in rows_of(straight.run_dir) if row["step"] > 45]
 
 
 def test_saving_by_the_clock_takes_at_most_a_tenth_of_the_time(tmp_path):

@@ -32,8 +32,13 @@ class Stops:
         self._first: float | None = None  # when the first signal came
         self._timer: threading.Timer | None = None
         self._expired = self._saving = False
+        self._error: Exception | None = None
+        self.installed = False
 
     def handle(self, number: int, frame: Any) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         if self._first is None:
             self._first, self._number = time.monotonic(), number
             self._count_down()
@@ -51,6 +56,12 @@ class Stops:
         """Interrupt the main thread by a signal, which ends a wait in a system call too."""
         self._expired = True
         os.kill(os.getpid(), self._number)
+
+    def interrupt(self, error: Exception) -> None:
+        """Raise an error in the main thread, from another one; not where signals are left to somebody else."""
+        if self.installed:
+            self._error = error
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self) -> None:
         """Take back the deadline, if there is one."""
@@ -84,9 +95,11 @@ def stop_signals(stop: Callable[[signal.Signals], None], *, grace: float | None 
     taken = [n for n in SIGNALS if n in (signal.SIGINT, signal.SIGTERM) or before[n] is not signal.SIG_IGN]
     for number in taken:
         signal.signal(number, stops.handle)
+    stops.installed = True
     try:
         yield stops
     finally:
+        stops.installed = False
         stops.cancel()
         for number in taken:
             signal.signal(number, before[number])

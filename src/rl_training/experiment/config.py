@@ -29,6 +29,9 @@ class TrainConfig(Options):
     execution_backend: Literal["local", "ray"] = opt(
         "local", "where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster)"
     )
+    env_limit_seconds: float | None = opt(
+        None, "seconds that a step or a reset may take, after which the environment hangs and the run fails", gt=0
+    )
     eval_episodes: int = opt(5, "episodes per evaluation", ge=1)
     log_interval: int | None = opt(None, "environment steps between log lines; null: about a hundred per run", ge=1)
     checkpoint_interval: int | None = opt(None, "environment steps between checkpoints; null: about twenty", ge=1)

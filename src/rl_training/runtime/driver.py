@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from rl_training.base import signals
 from rl_training.base.files import lock_folder
 from rl_training.base.signals import StoppedAtOnce, stop_signals
 from rl_training.base.stop_kind import StopKind
+from rl_training.base.streams import say
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import CheckpointState
@@ -23,6 +25,7 @@ from rl_training.runtime.clock import Clock
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.evaluation import EvaluationStopped
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.failures import report_failure
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.notes import Notes
 from rl_training.runtime.run import Run
@@ -61,7 +64,7 @@ class Driver:
                 runs.write_config(context, run.config)  # a resumed run may have been given another total
                 warn_of_no_update(run, self._loop.first_update_step())
                 run.reporter.open(context, run.step, logged=None if checkpoint is None else self._attended)
-                with self._recorded():
+                with self._recorded(), self._watched():
                     run.reporter.announce_start(context, run.engine.why, run.chosen)
                     run.callbacks.call("on_train_start", run.trainer_state())
                     self._iterate()
@@ -186,6 +189,25 @@ class Driver:
         self._run.stopping.on_signal(number)
         self._run.reporter.progress.note(stop="stopping")
 
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        watchdog = self._run.factory.watchdog
+        if watchdog is None:
+            return contextlib.nullcontext()
+        return watchdog.watching(self._stops.interrupt, self._give_up)
+
+    def _give_up(self, hung: EnvironmentFailure) -> None:
+        """End the process, in which an environment hangs and cannot be interrupted; in a program that trains in a
+        thread, only report it."""
+        run, context, watchdog = self._run, self._context, self._run.factory.watchdog
+        hung.incident = watchdog.incident() if watchdog is not None else None
+        text = str(self._saver.failure(report_failure(context, run.config, run.step, hung)))
+        failed = {"status": StopKind.FAILED.outcome, "stop_kind": StopKind.FAILED, "stop_reason": None}
+        with contextlib.suppress(OSError):
+            runs.write_metadata(context, {**failed, "step": run.step})
+        say(f"rl-training: error: {text}", sys.stderr)
+        if self._stops.installed:
+            os._exit(1)
+
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
         """Keep metadata.json true: that the run is running, and then how it ended."""
@@ -202,8 +224,7 @@ class Driver:
             stopped.run_dir = context.run_dir if saved else None
             raise
         except EnvironmentFailure as error:
-            (context.run_dir / "error.txt").write_text(traceback.format_exc())
-            raise self._saver.failure(str(error)) from error
+            raise self._saver.failure(report_failure(context, run.config, run.step, error)) from error
         finally:
             run.reporter.close(run.step)
             reason = None if kind.reached_total else run.trainer.stop_reason

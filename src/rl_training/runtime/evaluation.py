@@ -12,8 +12,9 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import REFERENCES
-from rl_training.envs.checks import Checks, attempt
+from rl_training.envs.checks import Checks, EnvironmentFailure, attempt
 from rl_training.envs.factory import EnvFactory, has_time_limit
+from rl_training.envs.incidents import History, incident
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
@@ -110,8 +111,16 @@ class _Player:
 
     def play(self, episode: int) -> tuple[float, int, bool]:
         """One episode: its return, its length, and whether it was cut for going on too long."""
-        agent, spaces = self._agent, self._spaces
         seed = episode_seed(self._seed, EVALUATION, episode)
+        self._history: History = {"episode": episode, "seed": seed, "actions": [], "exact": True}
+        try:
+            return self._play(episode, seed)
+        except EnvironmentFailure as error:
+            error.incident = incident(self._history, training=False)
+            raise
+
+    def _play(self, episode: int, seed: int) -> tuple[float, int, bool]:
+        agent, spaces = self._agent, self._spaces
         obs = attempt(self._name, "on reset, in evaluation", self._reset, seed)
         carry, done, cut, total, length = agent.initial_carry(1), False, False, 0.0, 0
         if self._watch is not None:
@@ -136,4 +145,5 @@ class _Player:
         return self._checks.reset(self._env.reset(seed=seed))
 
     def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        self._history["actions"].append(action)
         return self._checks.step(self._env.step(action))

@@ -17,6 +17,7 @@ from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
 from rl_training.envs.options import parse_env_kwargs
 from rl_training.envs.spaces import WIDEST, Spaces
+from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
@@ -165,7 +166,8 @@ class AlgorithmSpec:
         self.options(config)
         self._check_origin(state)
         Loggers.check(config, loggers)
-        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
+        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)
         if config.record_video:
             check_recording(factory, config.env_id)
         if state is not None:
