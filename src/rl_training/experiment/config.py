@@ -30,7 +30,7 @@ class TrainConfig(Options):
         "local", "where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster)"
     )
     env_limit_seconds: float | None = opt(
-        None, "seconds that a step or a reset may take, after which the environment hangs and the run fails", gt=0
+        None, "seconds that a step or a reset of an environment may take before the run fails; null: any time", gt=0
     )
     eval_episodes: int = opt(5, "episodes per evaluation", ge=1)
     log_interval: int | None = opt(None, "environment steps between log lines; null: about a hundred per run", ge=1)
