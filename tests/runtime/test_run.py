@@ -442,7 +442,7 @@ def test_a_signal_in_a_resumed_run_leaves_the_evaluation_that_there_was(tiny):
             if trainer.global_step >= 64:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    first = train(tiny("ppo", eval_interval=32, total_timesteps=160), callbacks=[Signal()])
+    first = train(tiny("ppo", eval_interval=32, total_timesteps=160, update_epochs=1), callbacks=[Signal()])
     evaluated = [row for row in rows_of(first.run_dir) if "eval_return_mean" in row]
     assert [row["step"] for row in evaluated] == [32] and first.metrics["global_step"] == 64
     assert first.metrics["eval_return_mean"] == evaluated[0]["eval_return_mean"]

@@ -21,6 +21,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
 from rl_training.runtime.evaluation import _Player
 from rl_training.runtime.gail_trainer import GAILLoop
+from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import resume_training
 from toys import Counter, rows_of, same_end
 
@@ -127,6 +128,20 @@ def test_a_rollout_is_stopped_between_two_steps_and_goes_on_there(tiny, monkeypa
     config = tiny(algo, num_envs=2, total_timesteps=192, eval_interval=64, log_interval=32, **options)
     first, *_ = stopped_and_resumed(config, monkeypatch, RolloutBuffer, "add", 32 + 11)
     assert first.metrics["global_step"] == 64 + 22
+
+
+@pytest.mark.parametrize(("algo", "options"), ROLLOUTS)
+def test_learning_from_a_rollout_is_stopped_between_two_passes_and_goes_on_there(tiny, monkeypatch, algo, options):
+    """Passes over images can take a minute."""
+    config = tiny(algo, num_envs=2, total_timesteps=192, log_interval=32, **{**options, "update_epochs": 3})
+    straight, resumed = train(config, run_suffix="straight"), []
+    with monkeypatch.context() as patch:
+        Calls(patch, Run, "update", 12 + 6)  # twelve minibatches for each rollout, four in a pass
+        resumed.append(train(config, run_suffix="stopped"))
+    assert resumed[0].metrics["update_count"] == 12 + 8 and facts_of(resumed[0])["stop_kind"] == "signal"
+    resumed.append(resume_training(resumed[0].run_dir))
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(resumed[1].checkpoint_path))
+    assert rows_of(resumed[1].run_dir) == rows_of(straight.run_dir)
 
 
 def test_a_run_stopped_within_the_rollout_of_its_last_steps_is_not_finished(tiny, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -53,15 +52,22 @@ class Stops:
             self._timer.start()
 
     def _expire(self) -> None:
-        """Interrupt the main thread by a signal, which ends a wait in a system call too."""
         self._expired = True
-        os.kill(os.getpid(), self._number)
+        self._signal(self._number)
+
+    def _signal(self, number: int) -> None:
+        """Interrupt the main thread by a signal, which ends a wait in a system call too."""
+        if not self.installed:
+            return
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        else:
+            signal.raise_signal(number)
 
     def interrupt(self, error: Exception) -> None:
         """Raise an error in the main thread, from another one; not where signals are left to somebody else."""
-        if self.installed:
-            self._error = error
-            os.kill(os.getpid(), signal.SIGTERM)
+        self._error = error
+        self._signal(signal.SIGTERM)
 
     def cancel(self) -> None:
         """Take back the deadline, if there is one."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
-import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
-from rl_training.base.streams import Forgiving
-from rl_training.commands.flags import Action, Command, config_flags, count, resolved, score
+from rl_training.commands.flags import Command, config_flags, count, goes_on_unread, resolved, score
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import TrainResult
@@ -37,17 +34,7 @@ def add(command: Command) -> None:
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
-def _goes_on_unread(action: Action) -> Action:
-    """The action, for which a closed standard output is no reason to stop."""
-
-    def run(args: argparse.Namespace) -> int | None:
-        with contextlib.redirect_stdout(cast(TextIO, Forgiving(sys.stdout))):
-            return action(args)
-
-    return run
-
-
-@_goes_on_unread
+@goes_on_unread
 def _train(args: argparse.Namespace) -> int:
     config = resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
@@ -55,7 +42,7 @@ def _train(args: argparse.Namespace) -> int:
     return _report(get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), args.json)
 
 
-@_goes_on_unread
+@goes_on_unread
 def _resume(args: argparse.Namespace) -> int:
     from rl_training.runtime.workflows import resume_training
 

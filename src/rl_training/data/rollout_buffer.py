@@ -16,6 +16,7 @@ from rl_training.base.state import Rng
 __all__ = ["RolloutBuffer"]
 
 COLUMNS = ("obs", "actions", "logprobs", "rewards", "values", "terminated", "truncated", "final_values")
+ESTIMATES = ("advantages", "returns")
 
 
 class RolloutBuffer:
@@ -86,12 +87,14 @@ class RolloutBuffer:
         self.truncated[t, gone], self.final_values[t, gone] = 1.0, final_values[gone]
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far."""
-        return {name: torch.from_numpy(getattr(self, name)[: self.position]) for name in COLUMNS}
+        """The steps stored so far, and the advantages and returns of a whole rollout."""
+        names = (*COLUMNS, *ESTIMATES) if self.position == self.num_steps else COLUMNS
+        return {name: torch.from_numpy(getattr(self, name)[: self.position]) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        rows = {name: state[name].numpy() for name in COLUMNS}
-        steps = len(rows["rewards"])
+        steps = len(state["rewards"])
+        names = (*COLUMNS, *ESTIMATES) if steps == self.num_steps else COLUMNS
+        rows = {name: state[name].numpy() for name in names}
         for name, column in rows.items():
             place = getattr(self, name)[:steps]
             if column.shape != place.shape or column.dtype != place.dtype:

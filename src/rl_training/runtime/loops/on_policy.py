@@ -79,6 +79,7 @@ class OnPolicyLoop(OnlineLoop):
         super().__init__(run, agent, cfg, collector=collector)
         spaces, n = run.spaces, run.config.num_envs
         self.shuffle = run.rng("minibatches")
+        self._passes = 0  # over the rollout that is being learned from, where the run has paused between two
         self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
         self._rollout = RolloutBuffer(
             cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
@@ -87,12 +88,12 @@ class OnPolicyLoop(OnlineLoop):
 
     @property
     def mid_step(self) -> bool:
-        """Whether a rollout has begun and is not complete."""
-        return self._rollout.partial
+        """Whether a rollout has begun and is not complete, or some of the passes over it are left."""
+        return self._rollout.partial or self._passes > 0
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished rollout is part of the state only if there is one."""
-        unfinished = {"rollout": self.unfinished()} if self._rollout.partial else {}
+        unfinished = {"rollout": {**self.unfinished(), "passes": self._passes}} if self.mid_step else {}
         return {**super().state_dict(), **unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,12 +102,13 @@ class OnPolicyLoop(OnlineLoop):
         super().load_state_dict({name: part for name, part in state.items() if name != "rollout"})
 
     def unfinished(self) -> dict[str, Any]:
-        """The steps of the unfinished rollout; a variant adds what it stores beside them."""
+        """The rollout so far; a variant adds what it stores beside it."""
         return self._rollout.state_dict()
 
     def resume_rollout(self, state: dict[str, Any]) -> None:
-        """Go on with an unfinished rollout."""
+        """Go on with an unfinished rollout, or with the passes over it."""
         self._rollout.load_state_dict(state)
+        self._passes = int(state["passes"])
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         if self._rollout.partial:
@@ -121,17 +123,25 @@ class OnPolicyLoop(OnlineLoop):
 
     def __iter__(self) -> Iterator[None]:
         while True:
-            if not self.mid_step:
-                self._run.apply_schedules(self.agent)
-            self.collect()
-            while self.mid_step:
-                yield
-                self.collect()
-            self.finish_rollout()
+            if not self._passes:
+                yield from self.roll_out()
             self.learn()
+            while self._passes:
+                yield
+                self.learn()
             self.after_update()
             self._run.end_epoch()
             yield
+
+    def roll_out(self) -> Iterator[None]:
+        """A rollout, or the rest of one, with its advantages; yields where the run pauses."""
+        if not self.mid_step:
+            self._run.apply_schedules(self.agent)
+        self.collect()
+        while self._rollout.partial:
+            yield
+            self.collect()
+        self.finish_rollout()
 
     def collect(self) -> None:
         """Fill the rollout; where an episode was cut, with the value of its true last observation. If the run pauses,
@@ -173,14 +183,19 @@ class OnPolicyLoop(OnlineLoop):
         self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
 
     def learn(self) -> None:
-        """Passes over the rollout in minibatches, until the policy has moved by ``target_kl``."""
-        run, cfg = self._run, self._cfg
-        for _ in range(cfg.update_epochs):
+        """Passes over the rollout in minibatches, until the policy has moved by ``target_kl``. A signal ends it after a
+        pass, and the next call goes on."""
+        run, cfg, first = self._run, self._cfg, self._passes
+        self._passes = 0
+        for done in range(first + 1, cfg.update_epochs + 1):
             for minibatch in self._rollout.iter_minibatches(cfg.minibatch_size):
                 result = run.update(self.agent, minibatch)
                 if run.budget_spent:
                     return
             if cfg.target_kl is not None and result.metrics["approx_kl"] > cfg.target_kl:
+                return
+            if run.stopping.urgent and done < cfg.update_epochs:
+                self._passes = done
                 return
 
     def after_update(self) -> None:
