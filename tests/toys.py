@@ -231,6 +231,12 @@ class StopAt(Callback):
             trainer.request_stop("a test")
 
 
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, without their times."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
+
+
 def same_end(a: Any, b: Any) -> None:
     """Two checkpoints, of which no bit differs."""
     for part in ("algorithm_state", "buffer_state", "trainer_state"):

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl_training.base.errors import printable
+from rl_training.base.signals import StoppedAtOnce
+from rl_training.base.stop_kind import RESUMABLE
+from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
 from rl_training.commands import agents, data, experiments, info, results, train
 
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 __all__ = ["load_config", "main"]
+
+INTERRUPTED = 130  # the shells' code for Ctrl-C: there is nothing to go on from
+EXIT_CODES = (
+    "Exit codes: 0 finished, by early stopping or a budget too; 3 stopped by a signal or a request, and can be "
+    "resumed; 2 a mistake in what was asked; 1 a failure; 130 interrupted before anything was saved."
+)
 
 
 def load_config(path: str | Path) -> TrainConfig:
@@ -36,16 +45,20 @@ def main(argv: list[str] | None = None) -> int:
         return int(args.run(args) or 0)
     except _Usage as usage:
         return usage.show()
-    except BrokenPipeError:
+    except BrokenPipeError:  # of a command that only prints: its reader has seen enough
+        silence(sys.stdout)
         return 0
+    except StoppedAtOnce as stopped:
+        return _stopped(stopped)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        say("interrupted", sys.stderr)
+        return INTERRUPTED
     except (ValueError, FileNotFoundError, PermissionError, NotADirectoryError, MemoryError) as error:
         return _complain(error, 2)
     except (RuntimeError, OSError) as error:
         return _complain(error, 1)
     finally:
+        flush_or_silence()
         warnings.formatwarning = formatted
 
 
@@ -70,11 +83,20 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _stopped(stopped: StoppedAtOnce) -> int:
+    """Say what is left of a run that was stopped before it could save."""
+    if stopped.run_dir is None:
+        say("interrupted before anything was saved", sys.stderr)
+        return INTERRUPTED
+    say(f"stopped at once; its last checkpoint stays: rl-training resume {stopped.run_dir}", sys.stderr)
+    return RESUMABLE
+
+
 def _complain(error: Exception, code: int) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    print(f"rl-training: error: {printable(text)}", file=sys.stderr)
+    say(f"rl-training: error: {printable(text)}", sys.stderr)
     return code
 
 
@@ -86,7 +108,7 @@ class _Usage(Exception):
 
     def show(self) -> int:
         if self.message:
-            print(self.message.rstrip(), file=sys.stderr)
+            say(self.message.rstrip(), sys.stderr)
         return self.code
 
 
@@ -104,13 +126,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="rl-training",
         description="Train, evaluate, resume and inspect reinforcement-learning agents.",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rl-training {__version__}", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Action, summary: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        epilog = EXIT_CODES if name in ("train", "resume", "sweep", "tune") else None
+        sub = commands.add_parser(name, help=summary, description=summary, epilog=epilog, allow_abbrev=False)
         sub.set_defaults(run=run)
         return sub
 

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from rl_training import Callback, TrainConfig
 from rl_training.algorithms.base import UpdateResult
-from rl_training.base.signals import stop_signals
+from rl_training.base import signals
+from rl_training.base.signals import StoppedAtOnce, stop_signals
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
@@ -31,6 +33,7 @@ from rl_training.runtime.stopping import Stopping
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 from rl_training.sweeps.plan import Job, job_status
+from toys import rows_of
 
 
 def train(config, **arguments):
@@ -187,6 +190,7 @@ def test_a_run_at_its_total_is_finished_whatever_was_requested():
     stopping.on_signal(signal.SIGTERM)
     assert stopping.kind(counters, 10) is StopKind.FINISHED
     assert stopping.kind(counters, 11) is StopKind.SIGNAL and trainer.stop_reason == "received SIGTERM"
+    assert stopping.kind(counters, 10, complete=False) is StopKind.SIGNAL
 
 
 def test_setting_should_stop_alone_counts_as_a_request():
@@ -194,14 +198,36 @@ def test_setting_should_stop_alone_counts_as_a_request():
     assert Stopping(trainer).kind(Counters(0), 10) is StopKind.REQUESTED
 
 
-def test_a_second_ctrl_c_interrupts_and_handlers_are_put_back():
-    heard, before = [], signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), stop_signals(heard.append, lambda: bool(heard)):  # noqa: PT012
+def test_a_second_signal_interrupts_and_handlers_are_put_back(monkeypatch):
+    heard, before = [], {number: signal.getsignal(number) for number in signals.SIGNALS}
+    with pytest.raises(StoppedAtOnce), stop_signals(heard.append):  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)  # at once: a terminal that closes sends several
+        assert heard == [signal.SIGHUP]
+        monkeypatch.setattr(signals, "ECHO", 0.0)
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert heard == [signal.SIGINT, signal.SIGTERM]
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """As it is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda number: pytest.fail(f"heard {number}")):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_deadline_does_not_end_a_save_and_counts_again_after_it():
+    heard = []
+    with pytest.raises(StoppedAtOnce), stop_signals(heard.append, grace=0.05) as stops:  # noqa: PT012
+        with stops.saving():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)
+        assert heard == [signal.SIGTERM]
+        time.sleep(30)  # until the deadline
 
 
 # ---- saving
@@ -404,34 +430,47 @@ def test_a_signal_before_the_first_evaluation_ends_the_run_without_one(tiny, mon
     result = train(tiny("ppo", eval_interval=0), callbacks=[Kill()])
     assert result.metrics["eval_episodes"] == 0 and math.isnan(result.metrics["eval_return_mean"])
     monkeypatch.setattr("rl_training.runtime.spec.build_control_callbacks", lambda config: [Kill()])
-    assert main(["resume", str(result.run_dir)]) == 0
+    assert main(["resume", str(result.run_dir)]) == 3
     assert re.match(r"stopped at step \d+: not evaluated\n", capsys.readouterr().out)
-    assert main(["resume", str(result.run_dir), "--json"]) == 0
+    assert main(["resume", str(result.run_dir), "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["metrics"]["eval_return_mean"] is None
 
 
 def test_a_signal_in_a_resumed_run_leaves_the_evaluation_that_there_was(tiny):
     class Signal(Callback):
         def on_update_end(self, trainer, result):
-            os.kill(os.getpid(), signal.SIGTERM)
+            if trainer.global_step >= 64:
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    first = train(tiny("ppo", eval_interval=32, total_timesteps=128), callbacks=[Signal()])
-    state = load_checkpoint(first.checkpoint_path)
-    state.config["algo_kwargs"]["eval_interval"] = 0
-    again = train(TrainConfig(**state.config), checkpoint_state=state, callbacks=[Signal()])
-    assert again.metrics["global_step"] == 64
-    assert again.metrics["eval_return_mean"] == first.metrics["eval_return_mean"]
+    first = train(tiny("ppo", eval_interval=32, total_timesteps=160, update_epochs=1), callbacks=[Signal()])
+    evaluated = [row for row in rows_of(first.run_dir) if "eval_return_mean" in row]
+    assert [row["step"] for row in evaluated] == [32] and first.metrics["global_step"] == 64
+    assert first.metrics["eval_return_mean"] == evaluated[0]["eval_return_mean"]
+    again = resume_training(first.run_dir, callbacks=[Signal()])
+    assert [row["step"] for row in rows_of(first.run_dir) if "eval_return_mean" in row] == [32, 64]
+    assert again.metrics["global_step"] == 96
 
 
-def test_the_recorded_reason_is_that_of_the_recorded_end(tiny):
+def test_a_signal_at_the_last_step_leaves_the_last_evaluation_to_the_resumed_run(tiny):
     class Signal(Callback):
         def on_update_end(self, trainer, result):
             if trainer.global_step >= 64:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     config = tiny("ppo", total_timesteps=64)
-    facts = json.loads((train(config, callbacks=[Signal()]).run_dir / "metadata.json").read_text())
-    assert (facts["stop_kind"], facts["stop_reason"]) == ("finished", None)
+    result = train(config, callbacks=[Signal()])
+    recorded = lambda: json.loads((result.run_dir / "metadata.json").read_text())  # noqa: E731
+    assert (recorded()["stop_kind"], recorded()["stop_reason"]) == ("signal", "received SIGTERM")
+    last = resume_training(result.run_dir)
+    assert (recorded()["stop_kind"], recorded()["stop_reason"]) == ("finished", None)
+    assert last.metrics["eval_episodes"] == 1
+
+
+def test_a_callback_that_stops_a_run_at_its_last_step_does_not_keep_it_from_finishing(tiny):
+    config = tiny("dqn", total_timesteps=64)
+    result = train(config, callbacks=[At(64, lambda trainer: trainer.request_stop("enough"))])
+    facts = json.loads((result.run_dir / "metadata.json").read_text())
+    assert (facts["stop_kind"], facts["stop_reason"]) == ("finished", None) and result.metrics["eval_episodes"] == 1
 
 
 def test_a_kind_that_is_not_known_is_no_kind():

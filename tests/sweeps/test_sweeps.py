@@ -158,7 +158,7 @@ def wait_for_checkpoint(folder, before, process):
 def test_a_sweep_interrupted_twice_goes_on_and_ends_as_if_it_had_not_been(config_file, tmp_path):
     steps = {"total_timesteps": 12_000, "checkpoint_interval": 500, "log_interval": 500, "eval_interval": 0}
     words = ["sweep", "--config", config_file(**steps), "--seeds", "5"]
-    for how, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+    for how, code in ((signal.SIGINT, 3), (signal.SIGKILL, -signal.SIGKILL)):
         before = set(saved(tmp_path / "cut"))
         process = start([*words, "--name", "cut"])
         wait_for_checkpoint(tmp_path / "cut", before, process)

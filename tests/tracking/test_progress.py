@@ -13,6 +13,7 @@ import torch
 import rl_training
 from rl_training import TrainConfig
 from rl_training.algorithms.dqn import DQN
+from rl_training.base.stop_kind import StopKind
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime import engine
@@ -208,10 +209,11 @@ def test_a_warning_of_a_command_is_one_line_without_a_place_in_the_code(capsys):
 def test_a_run_stopped_before_its_first_update_says_so(tmp_path):
     from rl_training.commands.train import _outcome
 
-    counts = {"update_count": 0, "gradient_steps": 0}
-    assert _outcome(600, 1_000, counts) == "stopped at step 600, before the first update"
-    assert _outcome(600, 1_000, {"update_count": 1, "gradient_steps": 4}) == "stopped at step 600"
-    assert _outcome(1_000, 1_000, {"update_count": 1, "gradient_steps": 4}) == "trained at step 1,000"
+    counts = {"global_step": 600, "update_count": 0, "gradient_steps": 0}
+    assert _outcome(StopKind.SIGNAL, counts) == "stopped at step 600, before the first update"
+    trained = {**counts, "update_count": 1, "gradient_steps": 4}
+    assert _outcome(StopKind.BUDGET, trained) == "stopped at step 600"
+    assert _outcome(StopKind.FINISHED, {**trained, "global_step": 1_000}) == "trained at step 1,000"
 
 
 # ---- early stopping

@@ -117,7 +117,8 @@ class ModelFit:
     errors become the elites. Without a holdout, it makes ``most_updates`` steps. With ``standardise_targets``, a
     model that has a method of this name is given the targets first, to take their deviations as units of its outputs.
 
-    It can be saved between epochs, and goes on there with the same data.
+    It can be saved between epochs, and goes on there with the same data. Where ``pausing`` says so, it yields between
+    two gradient steps of an epoch too, without metrics.
     """
 
     STATE = ("active", "cut_short", "epoch", "waited", "improved_at", "updates", "fits", "total_updates")
@@ -135,13 +136,17 @@ class ModelFit:
         patience: int = 5,
         patience_updates: int = 200,
         standardise_targets: bool = False,
+        pausing: Callable[[], bool] | None = None,
     ) -> None:
+        self._pausing = pausing
         self._dynamics, self.rng, self._device = dynamics, rng, device_of(dynamics.model)
         self._standardise_targets = standardise_targets
         self._batch_size, self._ratio = batch_size, holdout_ratio
         self._patience, self._patience_updates = patience, patience_updates
         self.active, self.cut_short = False, False
         self.epoch = self.waited = self.improved_at = self.updates = self.fits = self.total_updates = 0
+        self.epoch_updates = 0  # gradient steps of the last epoch
+        self.position = 0  # gradient steps of the epoch under way
         self.most_updates = most_updates  # gradient steps that the next fit may take
         self.rows = np.zeros((0, 0), np.int64)  # each member's bootstrap sample, (E, n)
         self.holdout = np.zeros(0, np.int64)
@@ -150,7 +155,8 @@ class ModelFit:
         self.snapshot: torch.Tensor | None = None  # those best weights
 
     def run(self, data: dict[str, np.ndarray]) -> Iterator[dict[str, float]]:
-        """``data``: obs, actions, rewards, next_obs, the same ones until the fit is done. Yields after each epoch."""
+        """``data``: obs, actions, rewards, next_obs, the same ones until the fit is done. Yields the metrics of
+        each epoch, and nothing (an empty mapping) where it pauses within one."""
         names = ("obs", "actions", "next_obs", "rewards")
         columns = (np.asarray(data[name], np.float32) for name in names)
         obs, actions, next_obs, rewards = arrays_to_device(self._device, *columns)
@@ -160,7 +166,7 @@ class ModelFit:
         elif max(int(self.rows.max()), int(self.holdout.max(initial=0))) >= len(obs):
             raise StateError(f"a saved fit is of more rows than the {len(obs):,} that there are")
         while self.active:
-            yield self._one_epoch(obs, actions, targets)
+            yield from self._one_epoch(obs, actions, targets)
 
     def _begin(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> None:
         n, members, rng = len(obs), self._dynamics.model.num_ensembles, self.rng.generator
@@ -179,21 +185,26 @@ class ModelFit:
         self.active, self.cut_short = True, False
         self.epoch = self.waited = self.improved_at = self.updates = 0
 
-    def _one_epoch(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        self.rows = self.rng.generator.permuted(self.rows, axis=1)
+    def _one_epoch(self, obs: torch.Tensor, actions: torch.Tensor, targets: torch.Tensor) -> Iterator[dict[str, float]]:
+        """The epoch, or the rest of one."""
+        if not self.position:
+            self.rows = self.rng.generator.permuted(self.rows, axis=1)
         size, count = self._batch_size, self.rows.shape[1]
         # the last batch is filled up with the epoch's first rows: every row has its turn, and batches are of one size
         filled = self.rows[:, np.arange(-(-count // size) * size) % count]
         rows, held = arrays_to_device(self._device, filled, self.holdout)
         result: Any = None
-        for index in torch.split(rows, size, 1):
+        for index in torch.split(rows, size, 1)[self.position :]:
             if self._spent:
                 break
+            if self.position and self._pausing is not None and self._pausing():
+                yield {}
             batch = {"obs": obs[index], "actions": actions[index], "targets": targets[index]}
             result, _ = self._dynamics.learn(batch)
             self.updates += 1
             self.total_updates += 1
-        self.epoch += 1
+            self.position += 1
+        self.epoch, self.epoch_updates, self.position = self.epoch + 1, self.position, 0
         metrics = dict(result) if result is not None else {}
         if len(self.holdout):
             metrics |= self._score(obs[held], actions[held], targets[held])
@@ -201,7 +212,7 @@ class ModelFit:
         metrics["ensemble_disagreement"] = self._dynamics.disagreement(obs[same], actions[same])
         if self._spent or self._converged:
             self._finish()
-        return {**metrics, "model_epoch": float(self.epoch), "model_updates_done": float(self.total_updates)}
+        yield {**metrics, "model_epoch": float(self.epoch), "model_updates_done": float(self.total_updates)}
 
     @property
     def _spent(self) -> bool:
@@ -270,6 +281,7 @@ class ModelFit:
             "least_errors": torch.from_numpy(self.least_errors),
             "least_likelihood": self.least_likelihood,
             "most_updates": self.most_updates,
+            "position": self.position,
             "snapshot": torch.zeros(0) if self.snapshot is None else self.snapshot,
         }
 
@@ -299,6 +311,7 @@ class ModelFit:
             self.rng.load_state_dict(saved["rng"])
         self.rows, self.holdout, self.least_likelihood = rows, holdout, least_likelihood
         self.errors, self.likelihoods, self.least_errors = (score.astype(np.float64) for score in scored)
+        self.position = saved.count("position") if "position" in saved else 0
         if active:
             self.most_updates = most_updates
         self.snapshot = to_device({"snapshot": state["snapshot"]}, self._device)["snapshot"] if active else None

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-__all__ = ["StopKind", "recorded_stop_kind"]
+__all__ = ["RESUMABLE", "StopKind", "recorded_stop_kind"]
+
+RESUMABLE = 3  # the exit code of work that was stopped and goes on where it was
 
 
 class StopKind(str, Enum):
@@ -19,7 +21,7 @@ class StopKind(str, Enum):
     EARLY = "early"  # early stopping
     BUDGET = "budget"  # max_updates or max_epochs
     REQUESTED = "requested"  # a callback called request_stop
-    SIGNAL = "signal"  # SIGINT or SIGTERM
+    SIGNAL = "signal"  # SIGINT, SIGTERM or SIGHUP
     FAILED = "failed"  # an error
 
     @property
@@ -31,6 +33,11 @@ class StopKind(str, Enum):
     def conclusive(self) -> bool:
         """Whether the run ended by its own rules; a sweep resumes the others."""
         return self not in (StopKind.SIGNAL, StopKind.FAILED)
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that trains returns: 0 ended by its own rules, 3 stopped and can be resumed, 1 failed."""
+        return {StopKind.REQUESTED: RESUMABLE, StopKind.SIGNAL: RESUMABLE, StopKind.FAILED: 1}.get(self, 0)
 
     @property
     def outcome(self) -> str:

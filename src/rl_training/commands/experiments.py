@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_training.commands.flags import Command, config_flags, count, resolved
+from rl_training.base.signals import StoppedAtOnce
+from rl_training.base.stop_kind import RESUMABLE
+from rl_training.commands.flags import Command, config_flags, count, goes_on_unread, resolved
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -57,6 +59,7 @@ def _backend(args: argparse.Namespace) -> Backend:
     return Processes(args.jobs or max(1, cores // args.threads), args.threads)
 
 
+@goes_on_unread
 def _sweep(args: argparse.Namespace) -> int:
     from rl_training.base.files import lock_folder
     from rl_training.sweeps.plan import combinations, label_of, make_job, open_sweep, parse_seeds, parse_values
@@ -76,12 +79,13 @@ def _sweep(args: argparse.Namespace) -> int:
     try:
         with lock_folder(folder):
             statuses = run_jobs(jobs, _backend(args))
-    except Interrupted:
+    except (Interrupted, StoppedAtOnce):
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
-        return 130
+        return RESUMABLE
     return _conclude(folder, statuses)
 
 
+@goes_on_unread
 def _tune(args: argparse.Namespace) -> int:
     from rl_training.base.files import lock_folder
     from rl_training.experiment.yaml_config import parse_override
@@ -111,9 +115,9 @@ def _tune(args: argparse.Namespace) -> int:
         with lock_folder(folder):
             source = TrialFeed(study, space, folder, trials=args.trials, seeds=seeds, configure=configure)
             run_feed(source, _backend(args), JobTable([], sys.stderr), {})
-    except Interrupted:
+    except (Interrupted, StoppedAtOnce):
         print(f"interrupted; the same command goes on with it ({folder})", file=sys.stderr)
-        return 130
+        return RESUMABLE
     outcome = conclude(study, space, folder, configure)
     print(f"trials: {', '.join(f'{count} {state}' for state, count in outcome.counts.items())}, in {folder}")
     for error in outcome.errors:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from rl_training.base.streams import Forgiving
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -16,6 +20,7 @@ __all__ = [
     "config_flags",
     "count",
     "device_argument",
+    "goes_on_unread",
     "rate",
     "resolved",
     "score",
@@ -98,6 +103,16 @@ def rate(text: str) -> float:
 
 
 count.__name__ = rate.__name__ = "number"
+
+
+def goes_on_unread(action: Action) -> Action:
+    """The action, for which a closed standard output is no reason to stop."""
+
+    def run(args: argparse.Namespace) -> int | None:
+        with contextlib.redirect_stdout(cast(TextIO, Forgiving(sys.stdout))):
+            return action(args)
+
+    return run
 
 
 def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:

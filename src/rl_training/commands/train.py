@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_training.base.stop_kind import StopKind, recorded_stop_kind
 from rl_training.base.trust import module_of
+from rl_training.base.yaml_text import parse_yaml
 from rl_training.commands.flags import (
     Command,
     checkpoint_argument,
     config_flags,
     count,
+    goes_on_unread,
     resolved,
     score,
     trust_argument,
@@ -44,59 +46,59 @@ def add(command: Command) -> None:
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
+@goes_on_unread
 def _train(args: argparse.Namespace) -> int:
     config = resolved(args)
     from rl_training.experiment.registry import get_algorithm_spec
 
-    result = get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix)
-    return _report(result, config.total_timesteps, args.json, config.env_id)
+    return _report(get_algorithm_spec(config.algo).train(config, run_suffix=args.run_suffix), args.json)
 
 
+@goes_on_unread
 def _resume(args: argparse.Namespace) -> int:
-    from rl_training.runtime.workflows import config_of, find_checkpoint, resume_training
+    from rl_training.runtime.workflows import resume_training
 
-    path, state = find_checkpoint(args.path, buffers=False)
-    config = config_of(state)
-    total = args.total_timesteps or config.total_timesteps
     result = resume_training(
-        path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
+        args.path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
     )
-    return _report(result, total, args.json, config.env_id)
+    return _report(result, args.json)
 
 
-def _report(result: TrainResult, total: int, as_json: bool, env_id: str) -> int:
+def _report(result: TrainResult, as_json: bool) -> int:
+    """Print the result; the exit code is that of the run's end, whether or not anybody reads what is printed."""
+    facts = json.loads((result.run_dir / "metadata.json").read_text())
+    kind = recorded_stop_kind(facts) or StopKind.FAILED
+    _print_result(result, kind, facts["stop_reason"], as_json)
+    return kind.exit_code
+
+
+def _print_result(result: TrainResult, kind: StopKind, reason: str | None, as_json: bool) -> None:
     metrics = result.metrics
     if as_json:
         numbers = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         files = {"run_dir": str(result.run_dir), "checkpoint_path": str(result.checkpoint_path)}
         print(json.dumps({**files, "metrics": numbers}))
-        return 0
-    step = int(metrics["global_step"])
-    print(f"{_outcome(step, total, metrics)}: {score(metrics)}")
-    if step < total:
-        print(f"because     {_reason(result.run_dir)}")
+        return
+    print(f"{_outcome(kind, metrics)}: {score(metrics)}")
+    if not kind.reached_total:
+        print(f"because     {reason}")
     print(f"checkpoint  {result.checkpoint_path}")
-    module = module_of(env_id)
+    module = module_of(str(parse_yaml((result.run_dir / "config.yaml").read_text())["env_id"]))
     run = f"{result.run_dir} --trust {module}" if module is not None else f"{result.run_dir}"
-    if step < total:
+    if not kind.reached_total:
         print(f"go on with  rl-training resume {run}")
     else:
         print(f"evaluate    rl-training eval {run}")
         events = any((result.run_dir / "tensorboard").iterdir())
         drawn = f" (and tensorboard --logdir {result.run_dir.parent})" if events else ""
         print(f"curves      {result.run_dir / 'metrics.jsonl'}{drawn}")
-    return 0
 
 
-def _outcome(step: int, total: int, metrics: dict[str, Any]) -> str:
+def _outcome(kind: StopKind, metrics: dict[str, Any]) -> str:
     """Say how far the run got, and whether it made an update at all."""
+    step = int(metrics["global_step"])
     if metrics["update_count"] or metrics["gradient_steps"]:
-        return f"{'trained' if step >= total else 'stopped'} at step {step:,}"
-    if step < total:
+        return f"{'trained' if kind.reached_total else 'stopped'} at step {step:,}"
+    if not kind.reached_total:
         return f"stopped at step {step:,}, before the first update"
     return f"finished at step {step:,} without an update, the agent is untrained"
-
-
-def _reason(run_dir: Path) -> str:
-    """Read why a run ended before its total."""
-    return str(json.loads((run_dir / "metadata.json").read_text())["stop_reason"])

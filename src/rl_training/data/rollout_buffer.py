@@ -15,6 +15,9 @@ from rl_training.base.state import Rng
 
 __all__ = ["RolloutBuffer"]
 
+COLUMNS = ("obs", "actions", "logprobs", "rewards", "values", "terminated", "truncated", "final_values")
+ESTIMATES = ("advantages", "returns")
+
 
 class RolloutBuffer:
     """T steps of N environments in arrays (T, N, ...), written step by step and reused for the next rollout."""
@@ -70,6 +73,34 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         self.position = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether some steps are stored and some are missing."""
+        return 0 < self.position < self.num_steps
+
+    def cut(self, lost: np.ndarray, final_values: np.ndarray) -> None:
+        """The episodes of the environments where ``lost`` (N,) is set ended with the last step, at observations of
+        ``final_values`` (N,)."""
+        t = self.position - 1
+        gone = (lost > 0) & (self.terminated[t] == 0) & (self.truncated[t] == 0)
+        self.truncated[t, gone], self.final_values[t, gone] = 1.0, final_values[gone]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far, and the advantages and returns of a whole rollout."""
+        names = (*COLUMNS, *ESTIMATES) if self.position == self.num_steps else COLUMNS
+        return {name: torch.from_numpy(getattr(self, name)[: self.position]) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        steps = len(state["rewards"])
+        names = (*COLUMNS, *ESTIMATES) if steps == self.num_steps else COLUMNS
+        rows = {name: state[name].numpy() for name in names}
+        for name, column in rows.items():
+            place = getattr(self, name)[:steps]
+            if column.shape != place.shape or column.dtype != place.dtype:
+                raise ValueError(f"a rollout's {name} have shape {column.shape}, expected {place.shape}")
+            place[:] = column
+        self.position = steps
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float, gae_lambda: float) -> None:
         """``last_values`` (N,): values of the observations the environments are at now."""

@@ -20,6 +20,8 @@ STEP = "(observation, reward, terminated, truncated, info)"
 class EnvironmentFailure(RuntimeError):
     """An environment raised, or returned something that cannot be learned from."""
 
+    incident: dict[str, Any] | None = None  # what led to it, where that is known
+
 
 def attempt(who: str, when: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call into an environment; any exception becomes an EnvironmentFailure with its name and the time."""

@@ -15,6 +15,7 @@ from rl_training.base.errors import raised
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
 from rl_training.envs.factory import EnvFactory, has_time_limit
+from rl_training.envs.incidents import incident
 from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import replayable
 from rl_training.envs.spaces import Spaces
@@ -82,6 +83,8 @@ class Collector:
         self._rewards, self._terminated, self._truncated = (np.zeros(num_envs, np.float32) for _ in range(3))
         self._encode = self.spaces.encode if self.spaces.channels_last else None
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._at: int | None = None  # the environment that was called last
+        self._taken: Any = None  # the actions that are being taken
         self._ended: list[int] = []  # the environments whose episode ended at the last step
         self.steps, self.episodes = 0, 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
@@ -95,6 +98,7 @@ class Collector:
             self._begin(i)
 
     def _begin(self, i: int) -> None:
+        self._at = i
         try:  # not by attempt(): episodes may be short
             obs = self._envs[i].begin()
         except Exception as error:
@@ -112,13 +116,30 @@ class Collector:
 
     def step(self, actions: np.ndarray) -> Step:
         """Step every environment with the agent's actions (N, ...), boxes in [-1, 1]; episodes that end begin anew."""
+        try:
+            return self._step_all(actions)
+        except EnvironmentFailure as error:
+            error.incident = self._incident()
+            raise
+
+    def _incident(self) -> dict[str, Any] | None:
+        """What led to the failure of the environment that was called last."""
+        if self._at is None:
+            return None
+        history = self._envs[self._at].history()
+        if self._taken is not None and len(history["actions"]) == self._lengths[self._at]:
+            history["actions"].append(self._taken[self._at])  # the action whose step failed
+        return incident(history, training=True, index=self._at)
+
+    def _step_all(self, actions: np.ndarray) -> Step:
+        self._at = None
         if self._box and not isfinite(actions.sum()):
             raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
         np.copyto(self._previous, self.obs)
         for i in self._ended:  # of the step before
             self._terminated[i] = self._truncated[i] = 0
         self._ended = ended = []
-        env_actions = self.spaces.to_env(actions)
+        self._taken = env_actions = self.spaces.to_env(actions)
         if self._remote:
             for slot, action in zip(self._envs, env_actions):
                 slot.send(action)
@@ -132,8 +153,10 @@ class Collector:
             if terminated or truncated:
                 self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
                 ended.append(i)
+        self._taken = None
         if self._check_obs and next_rows.ravel().dot(self._zeros.ravel()) != 0:
             for i, row in enumerate(next_rows):
+                self._at = i
                 attempt(self._who(i), f"at step {self.steps}", self._checks.observation, row)
         self.steps += len(obs_rows)
         if ended:
@@ -143,7 +166,7 @@ class Collector:
     def _step_one(self, i: int, action: Any) -> tuple[Any, float, Any, Any]:
         """Step environment ``i``: observation, reward, terminated, truncated. A usual result passes with few
         comparisons, any other goes through all checks."""
-        slot = self._envs[i]
+        slot, self._at = self._envs[i], i
         try:  # not by attempt(): this is the hot path
             result = slot.step(action)
         except Exception as error:

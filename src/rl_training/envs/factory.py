@@ -16,6 +16,7 @@ from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
 from rl_training.envs.options import EnvOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.spaces import CHANNELS, Spaces, is_image
+from rl_training.envs.watchdog import Watchdog
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, layers
 
 EnvSource = str | gym.Env | Callable[[], gym.Env]
@@ -33,6 +34,7 @@ class EnvFactory:
     source: EnvSource
     env_kwargs: dict[str, Any]
     render: bool = False  # make environments that render rgb arrays
+    watchdog: Watchdog | None = None  # notices a step or a reset that does not return
 
     def reward_options(self, *, training: bool = True) -> RewardOptions:
         """How rewards are scaled and clipped before they are learned from."""
@@ -60,6 +62,10 @@ class EnvFactory:
 
     def make(self, *, training: bool) -> gym.Env:
         """A new environment with all wrappers."""
+        env = self._make(training)
+        return env if self.watchdog is None else self.watchdog.wrap(env, training=training)
+
+    def _make(self, training: bool) -> gym.Env:
         options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)
         env = _base_env(self.source, options, kwargs, self.render)
         wrappers = options.wrappers

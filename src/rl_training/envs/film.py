@@ -33,7 +33,9 @@ class Writer(Protocol):
 
     def add(self, frame: np.ndarray) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, keep: bool = True) -> None:
+        """Finish the file, or give it up."""
+        ...
 
 
 class Mp4:
@@ -55,7 +57,7 @@ class Mp4:
             self._stream.send(None)
         self._stream.send(np.ascontiguousarray(frame))
 
-    def close(self) -> None:
+    def close(self, keep: bool = True) -> None:
         if self._stream is not None:
             self._stream.close()
 
@@ -75,8 +77,8 @@ class Gif:
             self._frames.append(Image.fromarray(frame).quantize())
         self._count += 1
 
-    def close(self) -> None:
-        if self._frames:
+    def close(self, keep: bool = True) -> None:
+        if self._frames and keep:
             first, *rest = self._frames
             timing = {"duration": self._milliseconds, "loop": 0}
             first.save(self._path, format="GIF", save_all=True, append_images=rest, **timing)
@@ -145,8 +147,9 @@ class Film:
         try:
             with self._failing():
                 if self._writer is not None:
-                    self._writer.close()
-                    if kind is None and not self._failed:
+                    complete = kind is None and not self._failed
+                    self._writer.close(complete)
+                    if complete:
                         os.replace(self._partial, self.path)
         finally:
             self._partial.unlink(missing_ok=True)

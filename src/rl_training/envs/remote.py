@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 
 from rl_training.base.errors import reason
+from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.incidents import History
 from rl_training.envs.replay import replayable
 
 __all__ = ["RemoteEnv", "connect"]
+
+ANSWER = 5.0  # seconds in which a worker can say what it has done
 
 
 def connect(address: str | None = None) -> Any:
@@ -63,6 +68,9 @@ class _Host:
         whole = isinstance(result, tuple) and len(result) == 5
         return (*result[:4], {}) if whole else result  # info stays here; what is wrong is for the collector to refuse
 
+    def history(self) -> History:
+        return self._slot.history()
+
     def state_dict(self) -> dict[str, Any]:
         return self._slot.state_dict()
 
@@ -80,6 +88,8 @@ class RemoteEnv:
     def __init__(self, factory: EnvFactory, *, seed: int, index: int) -> None:
         if isinstance(factory.source, gym.Env):
             raise ValueError(f"{factory.name} was given as an object; for Ray's workers, pass a function that makes it")
+        self._limit = None if factory.watchdog is None else factory.watchdog.seconds
+        factory = replace(factory, watchdog=None)
         self._ray = connect()
         actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
         self._host = actor.remote(factory, seed, index)
@@ -92,12 +102,20 @@ class RemoteEnv:
         self._pending = self._host.begin.remote() if action is None else self._host.step.remote(action)
 
     def step(self, action: Any) -> Any:
-        return self._received()
+        return self._received(self._limit)
 
     def begin(self) -> Any:
         if self._pending is None:
             self.send()
-        return self._received()
+        return self._received(self._limit)
+
+    def history(self) -> History:
+        """What led to where the episode is, if the worker still answers."""
+        try:
+            history: History = self._got(self._host.history.remote(), ANSWER)
+        except Exception:
+            return {"episode": None, "seed": None, "actions": [], "exact": False}
+        return history
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._got(self._host.state_dict.remote())
@@ -109,13 +127,15 @@ class RemoteEnv:
     def replay(self, actions: Any) -> Any:
         return self._received()
 
-    def _received(self) -> Any:
+    def _received(self, limit: float | None = None) -> Any:
         pending, self._pending = self._pending, None
-        return self._got(pending)
+        return self._got(pending, limit)
 
-    def _got(self, reference: Any) -> Any:
+    def _got(self, reference: Any, limit: float | None = None) -> Any:
         try:
-            return self._ray.get(reference)
+            return self._ray.get(reference, timeout=limit)
+        except self._ray.exceptions.GetTimeoutError:
+            raise EnvironmentFailure(f"its Ray worker has not answered for {limit:g} seconds") from None
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayActorError as error:

@@ -17,6 +17,7 @@ import torch
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import first_observation
 from rl_training.envs.emulator import restore_emulator
+from rl_training.envs.incidents import History
 from rl_training.envs.wrappers import layers
 
 __all__ = ["ReplayableAtari", "ReplayableEnv", "episode_seed", "replayable"]
@@ -46,6 +47,11 @@ class ReplayableEnv:
 
     def _reset(self) -> Any:
         return first_observation(self.env.reset(seed=episode_seed(*self._key, self.episode)))
+
+    def history(self) -> History:
+        """What leads to where the episode is: its seed, and the actions so far."""
+        seed = episode_seed(*self._key, self.episode)
+        return {"episode": self.episode, "seed": seed, "actions": list(self.actions), "exact": True}
 
     def state_dict(self) -> dict[str, Any]:
         actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
@@ -108,6 +114,10 @@ class ReplayableAtari(ReplayableEnv):
 
     def _reset(self) -> Any:
         return first_observation(self.env.reset()) if self.episode > 0 else super()._reset()
+
+    def history(self) -> History:
+        first = self._before is None and not self._earlier  # the other games do not begin with a seed
+        return {**super().history(), "seed": episode_seed(*self._key, 0), "exact": first}
 
     def state_dict(self) -> dict[str, Any]:
         earlier = [torch.tensor(actions) for actions in self._earlier]

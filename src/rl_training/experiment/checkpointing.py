@@ -7,12 +7,13 @@ reference, and a sha256 of everything. Reading it parses JSON and copies bytes: 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ __all__ = [
 SUFFIX = ".ckpt"
 PARTS = ("algorithm_state", "buffer_state", "trainer_state", "config", "metadata")
 SIBLING_BYTES = 1 << 20  # buffers of more bytes than this go into a sibling file, so that the agent alone stays small
+DIGITS = 12  # of the checksum, in the name of a sibling file beside an earlier one
 DTYPES = {
     "float32": "F32", "float64": "F64", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
@@ -72,11 +74,39 @@ def save_checkpoint(path: str | Path, state: CheckpointState) -> Path:
         "metadata": {**state.metadata, "format": FORMAT},
     }
     if _nbytes(state.buffer_state) > SIBLING_BYTES:
-        sibling = buffers_path(path)
-        digest = _write(sibling, {"buffer_state": state.buffer_state})
-        tree["buffer_state"] = {"$file": sibling.name, "sha256": digest}
+        tree["buffer_state"] = _store_buffers(path, state.buffer_state)
     _write(path, tree)
+    stored = tree["buffer_state"] or {}
+    if "$file" in stored:
+        named = path.parent.glob(f"{glob.escape(path.stem)}.buffers-{'?' * DIGITS}{path.suffix}")
+        for sibling in (buffers_path(path), *named):  # of an earlier save of the same step
+            if sibling.name != stored["$file"]:
+                sibling.unlink(missing_ok=True)
     return path
+
+
+def _store_buffers(path: Path, buffers: Any) -> dict[str, str]:
+    """Write large buffers into a sibling file and return the reference to it.
+
+    A step that is saved again must not touch the file that its last checkpoint refers to: the same buffers are not
+    written again, and others get another name.
+    """
+    packed = _packed({"buffer_state": buffers})
+    sibling = buffers_path(path)
+    if sibling.exists() and _stored_digest(sibling) != packed.digest:
+        sibling = path.with_name(f"{path.stem}.buffers-{packed.digest[:DIGITS]}{path.suffix}")
+    if not sibling.exists():
+        _write_packed(sibling, packed)
+    return {"$file": sibling.name, "sha256": packed.digest}
+
+
+def _stored_digest(path: Path) -> str | None:
+    """The checksum that a file holds of itself, without reading the rest."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("sha256")
+    except (SafetensorError, OSError, ValueError):
+        return None
 
 
 def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointState:
@@ -214,10 +244,26 @@ def _digest(tree: str, arrays: dict[str, np.ndarray]) -> str:
     return sha.hexdigest()
 
 
-def _write(path: Path, state: dict[str, Any]) -> str:
+class _Packed(NamedTuple):
+    """A state as it is written: its tree as JSON, its arrays, and the checksum over both."""
+
+    tree: str
+    arrays: dict[str, np.ndarray]
+    digest: str
+
+
+def _packed(state: dict[str, Any]) -> _Packed:
     arrays: dict[str, np.ndarray] = {}
     tree = json.dumps(_pack(state, arrays, ""))
-    digest = _digest(tree, arrays)
+    return _Packed(tree, arrays, _digest(tree, arrays))
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    _write_packed(path, _packed(state))
+
+
+def _write_packed(path: Path, packed: _Packed) -> None:
+    tree, arrays, digest = packed
     header: dict[str, Any] = {"__metadata__": {"tree": tree, "sha256": digest}}
     offset = 0
     for name, array in arrays.items():
@@ -232,7 +278,6 @@ def _write(path: Path, state: dict[str, Any]) -> str:
     write_durably(
         path, [len(head).to_bytes(8, "little"), head, *(a.reshape(-1).view(np.uint8).data for a in arrays.values())]
     )
-    return digest
 
 
 def _read(path: Path) -> tuple[Any, str]:

@@ -31,9 +31,15 @@ class TrainConfig(Options):
     execution_backend: Literal["local", "ray"] = opt(
         "local", "where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster)"
     )
+    env_limit_seconds: float | None = opt(
+        None, "seconds that a step or a reset of an environment may take before the run fails; null: any time", gt=0
+    )
     eval_episodes: int = opt(5, "episodes per evaluation", ge=1)
     log_interval: int | None = opt(None, "environment steps between log lines; null: about a hundred per run", ge=1)
     checkpoint_interval: int | None = opt(None, "environment steps between checkpoints; null: about twenty", ge=1)
+    checkpoint_minutes: float | None = opt(
+        5.0, "minutes after which a checkpoint is written however few steps were taken; null: by steps alone", gt=0
+    )
     keep_checkpoints: int = opt(3, "checkpoints kept (replay buffers: of the newest two), beside the best", ge=1)
     record_video: int = opt(
         0, "episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none", ge=0

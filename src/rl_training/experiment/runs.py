@@ -26,7 +26,6 @@ from rl_training.experiment.checkpointing import (
     SUFFIX,
     CheckpointError,
     CheckpointState,
-    buffers_path,
     load_checkpoint,
 )
 from rl_training.experiment.commit import git_commit
@@ -236,7 +235,8 @@ def drop_later_checkpoints(context: RunContext, step: int) -> None:
     for path in list_checkpoints(context):
         if path.name > checkpoint_name(step):
             path.unlink(missing_ok=True)
-            buffers_path(path).unlink(missing_ok=True)
+            for sibling in context.checkpoints_dir.glob(f"{path.stem}.buffers*{SUFFIX}"):
+                sibling.unlink(missing_ok=True)
 
 
 def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> None:
@@ -244,9 +244,9 @@ def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> 
     checkpoints = list_checkpoints(context)
     for path in checkpoints[:-keep]:
         path.unlink(missing_ok=True)
-    kept = {buffers_path(path) for path in checkpoints[-min(keep, keep_buffers) :]}
-    for path in context.checkpoints_dir.glob(f"step_*.buffers{SUFFIX}"):
-        if path not in kept:
+    kept = {path.stem for path in checkpoints[-min(keep, keep_buffers) :]}
+    for path in context.checkpoints_dir.glob(f"step_*.buffers*{SUFFIX}"):
+        if path.name.partition(".")[0] not in kept:
             path.unlink(missing_ok=True)
     for path in context.checkpoints_dir.glob(".*.partial"):
         path.unlink(missing_ok=True)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from signal import Signals
 
+from rl_training.base import signals
 from rl_training.base.files import lock_folder
-from rl_training.base.signals import stop_signals
+from rl_training.base.signals import StoppedAtOnce, stop_signals
 from rl_training.base.stop_kind import StopKind
+from rl_training.base.streams import say
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import CheckpointState, raise_on_mismatch
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.engine import Engine
+from rl_training.runtime.evaluation import EvaluationStopped
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.failures import report_failure
 from rl_training.runtime.loops.base import Loop
+from rl_training.runtime.notes import Notes
 from rl_training.runtime.run import Run
 from rl_training.runtime.saving import Saver, restore
 from rl_training.runtime.schedules import Schedules
@@ -38,68 +45,91 @@ class Driver:
         self._run, self._loop, self._context = run, loop, context
         self._total = run.config.total_timesteps
         self._saver = Saver(context, run.config, own_env=not isinstance(run.factory.source, str))
-        self._evaluator = Evaluator(run.config, run.factory, context.videos_dir, run.announce)
+        self._evaluator = Evaluator(
+            run.config, run.factory, context.videos_dir, run.announce, stop=lambda: run.stopping.urgent
+        )
+        self._attended = 0  # the step up to which everything that was due has been evaluated and logged
         run.trainer.algorithm, run.trainer.run_dir = loop.agent, context.run_dir
 
-    def drive(self, checkpoint: CheckpointState | None = None) -> TrainResult:
-        """Train from the start, or on from a checkpoint."""
+    def drive(self, checkpoint: CheckpointState | None = None, *, locked: bool = False) -> TrainResult:
+        """Train from the start, or on from a checkpoint; ``locked``: the caller has locked the run directory."""
         run, context = self._run, self._context
-        self._prepare(checkpoint)
-        with (
-            lock_folder(context.run_dir),
-            run.engine.running(),
-            stop_signals(self._on_signal, lambda: run.trainer.should_stop),
-        ):
-            runs.drop_later_checkpoints(context, run.step)
-            runs.write_config(context, run.config)  # a resumed run may have been given another total
-            warn_of_no_update(run, self._loop.first_update_step())
-            run.reporter.open(context, run.step, resumed=checkpoint is not None)
-            with recorded(run, self._saver, context):
-                run.reporter.announce_start(context, run.engine.why, run.chosen)
-                run.callbacks.call("on_train_start", run.trainer_state())
-                self._iterate()
-                return self._conclude()
+        with contextlib.nullcontext() if locked else lock_folder(context.run_dir):
+            self._prepare(checkpoint)
+            with (
+                run.engine.running(),
+                stop_signals(self._on_signal, grace=signals.GRACE) as self._stops,
+            ):
+                runs.drop_later_checkpoints(context, run.step)
+                runs.write_config(context, run.config)  # a resumed run may have been given another total
+                warn_of_no_update(run, self._loop.first_update_step())
+                run.reporter.open(context, run.step, logged=None if checkpoint is None else self._attended)
+                with self._recorded(), self._watched():
+                    run.reporter.announce_start(context, run.engine.why, run.chosen)
+                    run.callbacks.call("on_train_start", run.trainer_state())
+                    self._iterate()
+                    return self._conclude()
 
     def _iterate(self) -> None:
         run, loop, trainer = self._run, self._loop, self._run.trainer
-        clock = Clock(run.config, run.options.eval_interval, run.step)
-        if run.stopping.check_budgets(run) or run.step >= self._total:
+        clock = Clock(run.config, run.options.eval_interval, self._attended)
+        run.save_at = self._saver.due_at
+        if self._attended < run.step and not loop.mid_step:
+            self._attend(clock)  # what was due when the checkpoint was written
+        if run.stopping.check_budgets(run) or self._at_total or trainer.should_stop:
             return
         for _ in loop:
+            self._saver.stale = True
+            if trainer.should_stop and (run.stopping.urgent or loop.mid_step):
+                return  # the resumed run does what is due
             if (run.step < clock.next_step or loop.mid_step) and not trainer.should_stop:
+                if time.monotonic() >= run.save_at:
+                    self._save()
                 continue
-            due = clock.due(run.step)
-            if due.evaluate:
-                self._evaluate()
-            if due.log:
-                self._log()
-            if due.save:  # after the evaluation: what callbacks make of it is saved too
-                self._saver.save(loop, run, self._evaluator)
+            self._attend(clock)
             run.reporter.progress.tick(run.step)
             if trainer.should_stop or run.step >= self._total:
                 return
 
+    def _attend(self, clock: Clock) -> None:
+        """Save, evaluate and log, whatever is due. The save comes first: evaluations are long, and what a stop or a
+        crash prevents is due again when the run is resumed."""
+        run, due = self._run, clock.due(self._run.step)
+        metrics = self._checked_metrics() if due.log else None
+        if due.save or (due.evaluate and self._saver.affordable):
+            self._save()
+        if due.evaluate and not self._evaluate():
+            return
+        if metrics is not None:
+            run.reporter.log(run.step, metrics)
+        self._attended, self._saver.stale = run.step, True
+
     def _conclude(self) -> TrainResult:
-        """The last evaluation and checkpoint, and the result."""
-        run, evaluator = self._run, self._evaluator
-        if run.step >= self._total or not run.trainer.should_stop:
-            self._evaluate()
-        path = self._saver.save(self._loop, run, evaluator)
-        if not evaluator.metrics and run.trainer.stop_kind is not StopKind.SIGNAL:  # a signal is obeyed within seconds
-            self._evaluate()
+        """The last checkpoint, the last evaluation if the run ended by its own rules, and the result."""
+        run, evaluator, trainer = self._run, self._evaluator, self._run.trainer
+        path = self._save()
+        ended = not trainer.should_stop or (run.stopping.requested_kind.exit_code == 0 and not evaluator.metrics)
+        if (ended or self._at_total) and self._evaluate():
+            path = self._save()
         metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
         result = TrainResult(self._context.run_dir, path, metrics)
         run.callbacks.call("on_train_end", run.trainer_state(), result)
         return result
 
+    @property
+    def _at_total(self) -> bool:
+        """Whether all steps have been taken and learned from."""
+        return self._run.step >= self._total and not self._loop.mid_step
+
     def _prepare(self, checkpoint: CheckpointState | None) -> None:
         """Load the checkpoint, and decide what depends on the agent."""
-        run, agent, saved_engine = self._run, self._loop.agent, None
+        run, agent, saved_engine, notes = self._run, self._loop.agent, None, Notes()
         if checkpoint is not None:
             restore(run, self._loop, checkpoint, self._total)
-            self._evaluator.recall(checkpoint.metadata)
+            notes = self._restore_notes(checkpoint)
             saved_engine = checkpoint.trainer_state.get("engine")
         run.schedules = Schedules(agent, run.options, self._total)
+        run.schedules.go_on(agent, notes.schedules)
         if saved_engine is not None:
             with raise_on_mismatch():
                 run.engine = Engine.restored(saved_engine)
@@ -107,49 +137,101 @@ class Driver:
             run.engine = Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
         run.engine.prepare(agent)
 
-    def _evaluate(self) -> None:
+    def _restore_notes(self, checkpoint: CheckpointState) -> Notes:
+        """Take over what a checkpoint notes beside the state."""
+        run, facts, evaluator = self._run, checkpoint.metadata, self._evaluator
+        evaluator.best, evaluator.metrics = facts.get("best_eval"), facts.get("last_eval") or {}
+        notes = Notes.of(facts, run.step)
+        if checkpoint.config.get("eval_episodes") == run.config.eval_episodes:
+            evaluator.step = notes.evaluated
+        self._attended = notes.attended
+        run.reporter.go_on(notes)
+        return notes
+
+    def _save(self) -> Path:
+        run, evaluator = self._run, self._evaluator
+        notes = Notes(self._attended, evaluator.step, schedules=run.schedules.values)
+        run.reporter.note_in(notes)
+        with self._stops.saving():
+            path = self._saver.save(self._loop, run, evaluator, notes.saved())
+        run.save_at = self._saver.due_at
+        return path
+
+    def _evaluate(self) -> bool:
+        """Evaluate the agent, unless that was done at this step; False if a signal prevents it."""
         run, agent, evaluator = self._run, self._loop.agent, self._evaluator
         if evaluator.step == run.step:
-            return
-        improved = evaluator.evaluate(agent, run)
+            return True
+        if run.stopping.urgent:
+            return False
+        try:
+            improved = evaluator.evaluate(agent, run)
+        except EvaluationStopped:
+            return False
         run.reporter.log_evaluation(run.step, evaluator.metrics)
         if improved:
             self._saver.save_best(agent, run, evaluator)
         run.callbacks.call("on_eval_end", run.trainer_state(), evaluator.metrics)
+        self._saver.stale = True
+        return True
 
     def _metrics(self) -> dict[str, float]:
         return self._run.reporter.metrics(self._run.schedules.values, self._loop.metrics())
 
-    def _log(self) -> None:
+    def _checked_metrics(self) -> dict[str, float]:
+        """The metrics of a line; a run whose update gave a number that is not finite fails."""
         run, metrics = self._run, self._metrics()
         for name in run.reporter.update.metrics if run.reporter.update is not None else ():
             if not math.isfinite(metrics[name]):
                 raise self._saver.failure(f"{name} is {metrics[name]} at step {run.step}")
-        run.reporter.log(run.step, {**metrics, **run.totals()})
+        return {**metrics, **run.totals()}
 
     def _on_signal(self, number: Signals) -> None:
         self._run.stopping.on_signal(number)
         self._run.reporter.progress.note(stop="stopping")
 
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        watchdog = self._run.factory.watchdog
+        if watchdog is None:
+            return contextlib.nullcontext()
+        return watchdog.watching(self._stops.interrupt, self._give_up)
 
-@contextlib.contextmanager
-def recorded(run: Run, saver: Saver, context: RunContext) -> Iterator[None]:
-    """Keep metadata.json true: that the run is running, and then how it ended."""
-    began, kind = time.time(), StopKind.FAILED
-    running = {"status": "running", "stop_kind": None, "stop_reason": None}
-    runs.write_metadata(context, {**running, "engine": run.engine.state_dict()})
-    try:
-        yield
-        kind = run.stopping.kind(run, run.config.total_timesteps)
-    except EnvironmentFailure as error:
-        (context.run_dir / "error.txt").write_text(traceback.format_exc())
-        raise saver.failure(str(error)) from error
-    finally:
-        run.reporter.close(run.step)
-        reason = None if kind.reached_total else run.trainer.stop_reason
-        facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
+    def _give_up(self, hung: EnvironmentFailure) -> None:
+        """End the process, in which an environment hangs and cannot be interrupted; in a program that trains in a
+        thread, only report it."""
+        run, context, watchdog = self._run, self._context, self._run.factory.watchdog
+        hung.incident = watchdog.incident() if watchdog is not None else None
+        text = str(self._saver.failure(report_failure(context, run.config, run.step, hung)))
+        failed = {"status": StopKind.FAILED.outcome, "stop_kind": StopKind.FAILED, "stop_reason": None}
         with contextlib.suppress(OSError):
-            runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
+            runs.write_metadata(context, {**failed, "step": run.step})
+        say(f"rl-training: error: {text}", sys.stderr)
+        if self._stops.installed:
+            os._exit(1)
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Keep metadata.json true: that the run is running, and then how it ended."""
+        run, context = self._run, self._context
+        began, kind = time.time(), StopKind.FAILED
+        running = {"status": "running", "stop_kind": None, "stop_reason": None}
+        runs.write_metadata(context, {**running, "engine": run.engine.state_dict()})
+        try:
+            yield
+            complete = not self._loop.mid_step and self._evaluator.step == run.step
+            kind = run.stopping.kind(run, self._total, complete=complete)
+        except StoppedAtOnce as stopped:
+            kind, saved = StopKind.SIGNAL, runs.list_checkpoints(context)
+            stopped.run_dir = context.run_dir if saved else None
+            raise
+        except EnvironmentFailure as error:
+            raise self._saver.failure(report_failure(context, run.config, run.step, error)) from error
+        finally:
+            run.reporter.close(run.step)
+            reason = None if kind.reached_total else run.trainer.stop_reason
+            facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
+            with contextlib.suppress(OSError):
+                runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
 
 
 def warn_of_no_update(run: Run, first: int) -> None:

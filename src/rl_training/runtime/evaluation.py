@@ -12,18 +12,23 @@ import torch
 
 from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import REFERENCES
-from rl_training.envs.checks import Checks, attempt
+from rl_training.envs.checks import Checks, EnvironmentFailure, attempt
 from rl_training.envs.factory import EnvFactory, has_time_limit
+from rl_training.envs.incidents import History, incident
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
-__all__ = ["LONGEST", "UNLIMITED", "evaluate", "scored"]
+__all__ = ["LONGEST", "UNLIMITED", "EvaluationStopped", "evaluate", "scored"]
 
 EVALUATION = 2**31  # keeps evaluation seeds apart from those of training environments
 LONGEST = 100_000  # steps after which any episode is cut
 UNLIMITED = 10_000  # the same for environments without a time limit
 Env = gym.Env[Any, Any]
 Watch = Callable[[int, Env, Any], None]  # the episode's number, the environment, and its observation
+
+
+class EvaluationStopped(Exception):
+    """The evaluation was stopped before its end; the agent and all random streams are as they were before it."""
 
 
 def scored(metrics: dict[str, float], references: dict[str, float]) -> dict[str, float]:
@@ -43,12 +48,14 @@ def evaluate(
     deterministic: bool = True,
     most_steps: int | None = None,
     watch: Watch | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
     """Play the same episodes every time for the same seed, so that evaluations of one run can be compared.
 
     ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the
     environment has no time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were.
-    ``watch`` is shown the environment at every observation.
+    ``watch`` is shown the environment at every observation; ``stop`` is asked before every step, and if it says so, the
+    evaluation ends with ``EvaluationStopped``.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
@@ -56,7 +63,7 @@ def evaluate(
     agent.set_eval_mode()
     env = factory.make(training=False)
     try:
-        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch)
+        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch, stop)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             returns, lengths, cut = zip(*map(player.play, range(episodes)))
@@ -93,22 +100,34 @@ class _Player:
         deterministic: bool,
         limit: int | None,
         watch: Watch | None,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self._agent, self._env, self._name, self._seed = agent, env, name, seed
         self._deterministic, self._limit, self._watch = deterministic, limit, watch
+        self._stop = stop
         self._rng, self._spaces = np.random.default_rng((seed, EVALUATION)), Spaces.of(env)
         self._checks = Checks(self._spaces)
         self.longest = LONGEST if has_time_limit(env) else UNLIMITED
 
     def play(self, episode: int) -> tuple[float, int, bool]:
         """One episode: its return, its length, and whether it was cut for going on too long."""
-        agent, spaces = self._agent, self._spaces
         seed = episode_seed(self._seed, EVALUATION, episode)
+        self._history: History = {"episode": episode, "seed": seed, "actions": [], "exact": True}
+        try:
+            return self._play(episode, seed)
+        except EnvironmentFailure as error:
+            error.incident = incident(self._history, training=False)
+            raise
+
+    def _play(self, episode: int, seed: int) -> tuple[float, int, bool]:
+        agent, spaces = self._agent, self._spaces
         obs = attempt(self._name, "on reset, in evaluation", self._reset, seed)
         carry, done, cut, total, length = agent.initial_carry(1), False, False, 0.0, 0
         if self._watch is not None:
             self._watch(episode, self._env, obs)
         while not done:
+            if self._stop is not None and self._stop():
+                raise EvaluationStopped
             actions, _, carry = agent.act(
                 spaces.encode(obs)[None], carry=carry, deterministic=self._deterministic, rng=self._rng
             )
@@ -126,4 +145,5 @@ class _Player:
         return self._checks.reset(self._env.reset(seed=seed))
 
     def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        self._history["actions"].append(action)
         return self._checks.step(self._env.step(action))

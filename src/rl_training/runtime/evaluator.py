@@ -21,12 +21,17 @@ __all__ = ["Evaluator"]
 
 
 Announce = Callable[[str], None]
+Stop = Callable[[], bool]
 
 
 class Evaluator:
     """Evaluates a run's agent, films it if the config says so, and knows the best mean return so far."""
 
-    def __init__(self, config: TrainConfig, factory: EnvFactory, videos_dir: Path, announce: Announce) -> None:
+    def __init__(
+        self, config: TrainConfig, factory: EnvFactory, videos_dir: Path, announce: Announce, stop: Stop | None = None
+    ) -> None:
+        """``stop`` is asked before every step whether the evaluation is to be given up."""
+        self._stop = stop
         self._config, self._factory, self._videos_dir, self._announce = config, factory, videos_dir, announce
         self.best: float | None = None  # mean return of the best evaluation so far
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -42,11 +47,19 @@ class Evaluator:
             self.best = None if saved["best_eval"] is None else saved.number("best_eval", finite=False)
 
     def evaluate(self, agent: Learner, run: Counters) -> bool:
-        """Replace ``metrics`` by those of the agent as it is; True if it is the best so far."""
+        """Replace ``metrics`` by those of the agent as it is; True if it is the best so far. An evaluation that is
+        given up raises ``EvaluationStopped`` and changes nothing."""
         film = self._film(run.step)
         factory = self._factory if film is None else replace(self._factory, render=True)
         with film or contextlib.nullcontext():
-            metrics = evaluate(agent, factory, episodes=self._config.eval_episodes, seed=self._config.seed, watch=film)
+            metrics = evaluate(
+                agent,
+                factory,
+                episodes=self._config.eval_episodes,
+                seed=self._config.seed,
+                watch=film,
+                stop=self._stop,
+            )
         self.metrics, self.step = scored(metrics, run.references), run.step
         improved = self.best is None or metrics["eval_return_mean"] > self.best
         if improved:

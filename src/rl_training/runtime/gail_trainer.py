@@ -87,7 +87,21 @@ class GAILLoop(OnPolicyLoop):
             raise StateError(f"has {len(lengths)} environments, expected {len(self.lengths)}", "lengths")
         super().load_state_dict(state)
 
+    def unfinished(self) -> dict[str, Any]:
+        stored = {"raw_obs": self._raw_obs}
+        if self._absorbing is not None:
+            stored["after_step"] = self._absorbing.after_step
+        own = {name: torch.from_numpy(rows[: self._rollout.position]) for name, rows in stored.items()}
+        return {**super().unfinished(), **own}
+
+    def resume_rollout(self, state: dict[str, Any]) -> None:
+        super().resume_rollout(state)
+        self._raw_obs[: self._rollout.position] = state["raw_obs"].numpy()
+        if self._absorbing is not None:
+            self._absorbing.after_step[: self._rollout.position] = state["after_step"].numpy()
+
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        super().cut(lost, obs)
         self.lengths = [0 if gone else length for gone, length in zip(lost, self.lengths)]
         if self.learned_scale is not None:
             self.learned_scale.returns[lost > 0] = 0.0
@@ -96,12 +110,14 @@ class GAILLoop(OnPolicyLoop):
         run, cfg = self._run, self._cfg
         if cfg.expert_dataset_kind == "random":
             run.announce("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
-        if run.step == 0 and cfg.bc_updates:
-            if self._observe is not None:  # observations are scaled for cloning as they will be for acting
+        while run.step == 0 and (cloned := run.counters.get("bc_updates", 0)) < cfg.bc_updates:
+            if not cloned and self._observe is not None:  # observations are scaled as they will be for acting
                 self._observe(self.expert.columns()["obs"])
-            for _ in range(cfg.bc_updates):
-                result = run.record_auxiliary_update(self.agent.clone(self._expert_batch()))
-            run.note(**result.metrics)
+            result = run.record_auxiliary_update(self.agent.clone(self._expert_batch()))
+            if run.count("bc_updates") == cfg.bc_updates:
+                run.note(**result.metrics)
+            if run.pausing():
+                yield
         yield from super().__iter__()
 
     def _expert_batch(self) -> Tensors:

@@ -100,6 +100,7 @@ class PETSLoop(OffPolicyLoop):
             batch_size=cfg.batch_size,
             holdout_ratio=0.0,
             standardise_targets=cfg.standardise_targets,
+            pausing=run.pausing,
         )
 
     def updates_of_a_fit(self, rows: int) -> int:
@@ -123,12 +124,13 @@ class PETSLoop(OffPolicyLoop):
             return
         if not fit.active:
             fit.most_updates = self.updates_of_a_fit(len(self.replay))
-        before = fit.total_updates
         data = self.replay.columns()
         for metrics in fit.run(data):
+            if not metrics:
+                yield
+                continue
             run.show_stage(f"model epoch {fit.epoch}", fit.active)
-            run.record_update(UpdateResult(metrics, fit.total_updates - before))
-            before = fit.total_updates
+            run.record_update(UpdateResult(metrics, fit.epoch_updates))
             if fit.active:
                 yield
         learn_terminations(run, self.agent.terminations, data)

@@ -9,11 +9,17 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
 from rl_training.experiment.runs import RunContext
+from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
 from rl_training.tracking.progress import Progress
 
 __all__ = ["Reporter"]
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as numbers of Python's."""
+    return {name: value if type(value) is int else float(value) for name, value in metrics.items()}
 
 
 class Reporter:
@@ -27,9 +33,10 @@ class Reporter:
         self.update: UpdateResult | None = None  # the learner's last one
         self._notes: dict[str, float] = {}
 
-    def open(self, context: RunContext, step: int, *, resumed: bool) -> None:
+    def open(self, context: RunContext, step: int, *, logged: int | None) -> None:
+        """``logged``: the step up to which a resumed run keeps the lines that there are; None for a new run."""
         config = self._config
-        self._loggers = Loggers(context, config, step if resumed else None, self._own_loggers)
+        self._loggers = Loggers(context, config, logged, self._own_loggers)
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
 
     def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
@@ -55,6 +62,16 @@ class Reporter:
         for metrics in (self._notes, *more):
             merged.update(metrics)
         return merged
+
+    def note_in(self, notes: Notes) -> None:
+        """Add the metrics that lines show until they are replaced to a checkpoint's notes."""
+        notes.update_metrics = plain(self.update.metrics) if self.update is not None else {}
+        notes.loop_metrics = plain(self._notes)
+
+    def go_on(self, notes: Notes) -> None:
+        """Show the metrics that a checkpoint notes until they are replaced."""
+        self.update = UpdateResult(notes.update_metrics, 0) if notes.update_metrics else None
+        self._notes = dict(notes.loop_metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of training metrics."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +61,7 @@ class Run(Counters):
         self.trainer = TrainerState()
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
         self.reporter = Reporter(config, loggers)
+        self.save_at = math.inf  # when a save is due by the clock (time.monotonic); the driver's
 
     def collector(self, **options: Any) -> Collector:
         """The run's environments."""
@@ -86,6 +89,10 @@ class Run(Counters):
         for hook in self._on_update:
             hook(self.trainer_state(), result)
         return result
+
+    def pausing(self) -> bool:
+        """Whether the driver waits to stop or to save: work that takes long yields then, if it can go on there."""
+        return self.trainer.should_stop or time.monotonic() >= self.save_at
 
     @property
     def budget_spent(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ __all__ = ["CannotResume", "Saver", "TrainingFailure", "refuse_agent_alone", "re
 
 
 State = dict[str, Any]
+SHARE = 10  # a save that is not due by steps waits until ten times its duration have passed since the last one
 
 
 class TrainingFailure(RuntimeError):
@@ -46,23 +50,48 @@ class Saver:
     def __init__(self, context: RunContext, config: TrainConfig, *, own_env: bool = False) -> None:
         """``own_env``: the environment was given as an object, so its id may not make another."""
         self._context, self._config, self._own_env = context, config, own_env
-        self._saved_step = -1
+        self._folder = _identity(context.run_dir)
+        self._saved_step, self.stale = -1, False  # stale: something has changed since the last save of this step
+        self._began, self._ended = time.monotonic(), time.monotonic()  # of the last save
 
-    def save(self, loop: Loop, run: Counters, evaluator: Evaluator) -> Path:
-        """Everything that exact resuming needs, once for each step."""
+    def save(self, loop: Loop, run: Counters, evaluator: Evaluator, notes: Mapping[str, Any] = {}) -> Path:
+        """Everything that exact resuming needs, and ``notes`` in its metadata; once for each step, unless ``stale``."""
         path = self._context.checkpoints_dir / runs.checkpoint_name(run.step)
-        if self._saved_step != run.step:
+        if self._saved_step != run.step or self.stale:
+            self._began = time.monotonic()
             parts = loop.state_dict()
-            self._write(path, parts.pop("agent"), parts, run, evaluator)
-            self._saved_step = run.step
+            self._write(path, parts.pop("agent"), parts, run, evaluator, notes)
+            self._saved_step, self.stale = run.step, False
             runs.prune_checkpoints(self._context, self._config.keep_checkpoints)
+            self._ended = time.monotonic()
         return path
+
+    @property
+    def due_at(self) -> float:
+        """When the next save is due by the clock (``time.monotonic``), however few steps have been taken."""
+        minutes = self._config.checkpoint_minutes
+        return math.inf if minutes is None else self._ended + max(60 * minutes, SHARE * (self._ended - self._began))
+
+    @property
+    def affordable(self) -> bool:
+        """Whether the last save is so long ago that saving takes little of the run's time."""
+        return time.monotonic() - self._ended >= SHARE * (self._ended - self._began)
 
     def save_best(self, agent: Learner, run: Counters, evaluator: Evaluator) -> None:
         """The agent alone: it can be evaluated, not resumed."""
         self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, evaluator)
 
-    def _write(self, path: Path, agent: State, buffers: State | None, run: Counters, evaluator: Evaluator) -> None:
+    def _write(
+        self,
+        path: Path,
+        agent: State,
+        buffers: State | None,
+        run: Counters,
+        evaluator: Evaluator,
+        notes: Mapping[str, Any] = {},
+    ) -> None:
+        if _identity(self._context.run_dir) != self._folder:
+            raise TrainingFailure(f"the run directory {self._context.run_dir} is gone: step {run.step} cannot be saved")
         agent, buffers = state_to_host((agent, buffers))
         bad = first_nonfinite(agent)
         if bad:
@@ -71,7 +100,7 @@ class Saver:
         facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
         # evaluations are no part of the state: they depend on when they happened
         evaluations = {"best_eval": evaluator.best, "last_eval": evaluator.metrics or None}
-        metadata = {**facts, "own_env": self._own_env, **evaluations}
+        metadata = {**facts, "own_env": self._own_env, **evaluations, **notes}
         state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)
@@ -83,6 +112,15 @@ class Saver:
         saved = runs.list_checkpoints(self._context)
         advice = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint had been saved yet"
         return TrainingFailure(f"{problem}; {advice}")
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one that has taken its name; None if there is none."""
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def refuse_agent_alone(state: CheckpointState) -> None:

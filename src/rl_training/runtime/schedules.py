@@ -110,10 +110,18 @@ class Schedules:
         """Set every scheduled quantity to its value at this environment step, if that is not in force already."""
         for name, spec, steps, warmup in self._plans:
             value = resolve_schedule_value(spec, step=step, total_steps=steps, warmup_steps=warmup)
-            if self.values.get(name) == value:
-                continue
-            self.values[name] = value
-            if name == "lr_scale":
-                self.values["learning_rate"] = apply_learning_rate_scale(agent.optimizers(), value)
-            else:
-                agent.set_control(name, value)
+            if self.values.get(name) != value:
+                self._set(agent, name, value)
+
+    def go_on(self, agent: Learner, values: Mapping[str, float]) -> None:
+        """Put the values in force that were in force when a run was saved."""
+        for name, *_ in self._plans:
+            if name in values:
+                self._set(agent, name, values[name])
+
+    def _set(self, agent: Learner, name: str, value: float) -> None:
+        self.values[name] = value
+        if name == "lr_scale":
+            self.values["learning_rate"] = apply_learning_rate_scale(agent.optimizers(), value)
+        else:
+            agent.set_control(name, value)

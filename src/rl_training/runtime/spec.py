@@ -19,6 +19,7 @@ from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
 from rl_training.envs.options import parse_env_kwargs
 from rl_training.envs.spaces import WIDEST, Spaces
+from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import (
     CheckpointError,
     CheckpointState,
@@ -147,8 +148,10 @@ class AlgorithmSpec:
         env: EnvSource | None = None,
         network: Network | None = None,
         run_dir: Path | None = None,
+        locked: bool = False,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory.
+        ``locked``: the caller has locked ``run_dir``."""
         own = list(loggers or [])
         factory = self._checked(config, checkpoint_state, env, own)
         plan = self.blueprint(config, factory, network, config.device)
@@ -165,7 +168,7 @@ class AlgorithmSpec:
         loop = self.loop(run, agent, options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
-            return Driver(run, loop, context).drive(checkpoint_state)
+            return Driver(run, loop, context).drive(checkpoint_state, locked=locked)
         finally:
             loop.close()
 
@@ -178,7 +181,8 @@ class AlgorithmSpec:
         Loggers.check(config, loggers)
         if state is not None:
             _check_env(state, config, env)
-        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
+        watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
+        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)
         if config.record_video:
             check_recording(factory, config.env_id)
         if state is not None:

@@ -20,6 +20,7 @@ class Stopping:
 
     def __init__(self, trainer: TrainerState, max_updates: int | None = None, max_epochs: int | None = None) -> None:
         self._trainer = trainer
+        self.urgent = False  # a signal has come: whoever sent it waits for the end
         self.max_updates: float = math.inf if max_updates is None else max_updates
         self.max_epochs: float = math.inf if max_epochs is None else max_epochs
 
@@ -32,10 +33,16 @@ class Stopping:
         return counters.update_count >= self.max_updates or counters.epoch >= self.max_epochs
 
     def on_signal(self, number: Signals) -> None:
+        self.urgent = True
         self._trainer.request_stop(f"received {number.name}", StopKind.SIGNAL)
 
-    def kind(self, counters: Counters, total_steps: int) -> StopKind:
-        """How the run ended, if it did not fail."""
-        if counters.step < total_steps:
-            return self._trainer.stop_kind or StopKind.REQUESTED  # a callback may have set should_stop alone
+    @property
+    def requested_kind(self) -> StopKind:
+        """The kind of the stop that was requested; a callback may have set ``should_stop`` alone."""
+        return self._trainer.stop_kind or StopKind.REQUESTED
+
+    def kind(self, counters: Counters, total_steps: int, *, complete: bool = True) -> StopKind:
+        """How the run ended, if it did not fail; ``complete``: nothing of its last step is left to do."""
+        if counters.step < total_steps or not complete:
+            return self.requested_kind
         return StopKind.UNTRAINED if counters.untrained else StopKind.FINISHED

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rl_training.base.errors import reason
+from rl_training.base.files import lock_folder
 from rl_training.base.options import ConfigError
 from rl_training.base.trust import require_trusted, trust_modules
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, load_checkpoint
@@ -103,17 +105,32 @@ def resume_training(
     modules that the file's environment may be imported from.
     """
     trust_modules(trust)
-    found, state = find_checkpoint(path, buffers=True)
     given = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
-    config = config_of(state, env=context.get("env"))
-    config = config.replace(**{name: value for name, value in given.items() if value is not None})
-    home = run_dir_of(found)
-    refuse_agent_alone(state)
-    if output_dir is None and home is None:
-        raise CheckpointError(
-            f"{found} lies in no run directory: say where the resumed run shall be, with --output-dir (output_dir=...)"
+    same = _run_dir(Path(path)) if output_dir is None and run_suffix is None else None
+    # locked before the checkpoint is chosen: another process may be about to write a newer one
+    with lock_folder(same) if same is not None else contextlib.nullcontext():
+        found, state = find_checkpoint(path, buffers=True)
+        config = config_of(state, env=context.get("env"))
+        config = config.replace(**{name: value for name, value in given.items() if value is not None})
+        refuse_agent_alone(state)
+        if output_dir is None and run_dir_of(found) is None:
+            raise CheckpointError(
+                f"{found} lies in no run directory: say where the resumed run shall be, "
+                "with --output-dir (output_dir=...)"
+            )
+        return get_algorithm_spec(config.algo).train(
+            config,
+            run_suffix=run_suffix,
+            checkpoint_state=state,
+            callbacks=callbacks,
+            run_dir=same,
+            locked=same is not None,
+            **context,
         )
-    same = home if output_dir is None and run_suffix is None else None
-    return get_algorithm_spec(config.algo).train(
-        config, run_suffix=run_suffix, checkpoint_state=state, callbacks=callbacks, run_dir=same, **context
-    )
+
+
+def _run_dir(path: Path) -> Path | None:
+    """The run directory that a path is or lies in, if there is one."""
+    if path.is_dir():
+        return run_dir_of(path / "checkpoints" / "any")
+    return run_dir_of(path) if path.exists() else None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TextIO
 
 from rl_training.base.signals import stop_signals
+from rl_training.base.streams import say
 from rl_training.sweeps.backends import Backend
 from rl_training.sweeps.plan import Job, JobStatus, job_status
 from rl_training.tracking.figures import clock, short
@@ -84,7 +85,7 @@ def run_feed(source: Feed, backend: Backend, table: JobTable, statuses: dict[str
     running: dict[str, Job] = {}
     looked = 0.0
     stopped = threading.Event()
-    with table, stop_signals(lambda _: stopped.set(), stopped.is_set):
+    with table, stop_signals(lambda _: stopped.set()):
         try:
             while (running or not source.over) and not stopped.is_set():
                 while len(running) < backend.slots and (job := source.next()) is not None:
@@ -155,7 +156,7 @@ class JobTable:
 
     def say(self, message: str, *, lines_only: bool = False) -> None:
         if self._live is None:
-            print(message, file=self._out, flush=True)
+            say(message, self._out)
         elif not lines_only:
             self._live.console.print(message, highlight=False, markup=False)
 
@@ -166,7 +167,7 @@ class JobTable:
             self._last = time.monotonic()
             running = [job for job in self._jobs if statuses[job.name].state == "running"]
             shown = "; ".join(f"{job.short} {_percent(job, statuses[job.name])}" for job in running)
-            print(f"{state_counts(statuses)}: {shown}", file=self._out, flush=True)
+            say(f"{state_counts(statuses)}: {shown}", self._out)
 
     def _drawn(self, statuses: dict[str, JobStatus]) -> Any:
         from rich.table import Table

@@ -45,11 +45,12 @@ def _train(job: Job) -> None:
 
     if real_folder(job.run_dir):
         with lock_folder(job.run_dir, PATIENCE):  # another worker may still be saving the run
-            pass
-        if list_checkpoints(RunContext(job.name, job.run_dir)):
+            saved = bool(list_checkpoints(RunContext(job.name, job.run_dir)))
+            if not saved:
+                shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
+        if saved:
             resume_training(job.run_dir, trust=module_of(str(job.config.get("env_id"))) or ())
             return
-        shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
     config = TrainConfig(**job.config)
     get_algorithm_spec(config.algo).train(config, run_suffix=job.label)
 

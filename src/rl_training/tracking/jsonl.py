@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_training.base.files import write_durably
+
 __all__ = ["MOST_STEPS", "MetricsFile", "metrics_row", "number"]
 
 LARGEST = 1e100  # of a metric that is read: sums and squares of more would not be finite
@@ -23,8 +25,11 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         if resume_step is not None and path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resume_step]
-            path.write_text("".join(line + "\n" for line in kept))
+            before = path.read_bytes()
+            kept = [line for line in before.splitlines() if _step_of(line) <= resume_step]
+            after = b"".join(line + b"\n" for line in kept)
+            if after != before:
+                write_durably(path, [after])
         self._file = open(path, "a")  # noqa: SIM115
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -41,7 +46,7 @@ def metrics_row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
     return {"step": step, "time": round(time.time(), 3), **clean}
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from rl_training.base.streams import LOST, say
 from rl_training.tracking.figures import clock, short
 
 __all__ = ["Progress", "bar_line", "can_redraw"]
@@ -17,7 +19,8 @@ SECONDS_BETWEEN_LINES = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """The progress of a run: a live bar in a terminal, a line every few seconds elsewhere, or nothing."""
+    """The progress of a run: a live bar in a terminal, a line every few seconds elsewhere, or nothing. Where nobody
+    reads any more, it falls silent."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Progress:
             self._live = Live(
                 console=console, get_renderable=self._drawn, refresh_per_second=4, vertical_overflow="crop"
             )
-            self._live.start()
+            self._draw(self._live.start)
 
     def note(self, **notes: str) -> None:
         """Set texts to show beside the bar, by name: ``episodes``, ``evaluation``."""
@@ -56,9 +59,18 @@ class Progress:
     def say(self, message: str) -> None:
         """Print one line that stays."""
         if self._live is not None:
-            self._live.console.print(message, highlight=False, markup=False)
+            self._draw(lambda: self._live.console.print(message, highlight=False, markup=False))
         elif self._mode == "lines":
-            print(message, file=self._out, flush=True)
+            say(message, self._out)
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        """Draw in the terminal, if it is still there; rich would end the process by SystemExit."""
+        try:
+            draw()
+        except (*LOST, SystemExit):
+            live, self._live, self._mode = self._live, None, "off"
+            with contextlib.suppress(*LOST, SystemExit):
+                live.stop()
 
     def tick(self, step: int) -> None:
         """Record the present step, often and cheaply; a thread redraws the bar a few times a second."""
@@ -85,7 +97,7 @@ class Progress:
         now = self._now()
         if self._mode == "lines" and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line, self._line_step = now, step
-            print(f"{self._title}  {text}", file=self._out, flush=True)
+            say(f"{self._title}  {text}", self._out)
 
     def _parts(self, step: int, now: float) -> list[str]:
         """List steps, speed, remaining time, and the notes."""
@@ -118,7 +130,7 @@ class Progress:
                 self._last_line = -math.inf
                 self._line(step, self._text(step))
         if self._live is not None:
-            self._live.stop()
+            self._draw(self._live.stop)
             self._live = None
 
 

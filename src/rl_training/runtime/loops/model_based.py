@@ -107,6 +107,7 @@ def make_fit(run: Run, dynamics: EnsembleDynamics, cfg: RolloutOptions) -> Model
         holdout_ratio=cfg.model_holdout_ratio,
         most_updates=cfg.model_updates,
         standardise_targets=cfg.standardise_targets,
+        pausing=run.pausing,
     )
 
 
@@ -114,6 +115,9 @@ def run_fit(run: Run, fit: ModelFit, data: dict[str, np.ndarray]) -> Iterator[No
     """Make a fit, or the rest of one, an epoch at a time. A run cannot stop after the last epoch: the work that
     follows belongs to the fit."""
     for metrics in fit.run(data):
+        if not metrics:
+            yield
+            continue
         run.note(**metrics)
         error = metrics.get("holdout_error")
         text = f"model epoch {fit.epoch}" + ("" if error is None else f", holdout error {error:.3g}")

@@ -79,13 +79,40 @@ class OnPolicyLoop(OnlineLoop):
         super().__init__(run, agent, cfg, collector=collector)
         spaces, n = run.spaces, run.config.num_envs
         self.shuffle = run.rng("minibatches")
+        self._passes = 0  # over the rollout that is being learned from, where the run has paused between two
         self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
         self._rollout = RolloutBuffer(
             cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
             obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
         )  # fmt: skip
 
+    @property
+    def mid_step(self) -> bool:
+        """Whether a rollout has begun and is not complete, or some of the passes over it are left."""
+        return self._rollout.partial or self._passes > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished rollout is part of the state only if there is one."""
+        unfinished = {"rollout": {**self.unfinished(), "passes": self._passes}} if self.mid_step else {}
+        return {**super().state_dict(), **unfinished}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "rollout" in state:
+            self.resume_rollout(state["rollout"])
+        super().load_state_dict({name: part for name, part in state.items() if name != "rollout"})
+
+    def unfinished(self) -> dict[str, Any]:
+        """The rollout so far; a variant adds what it stores beside it."""
+        return self._rollout.state_dict()
+
+    def resume_rollout(self, state: dict[str, Any]) -> None:
+        """Go on with an unfinished rollout, or with the passes over it."""
+        self._rollout.load_state_dict(state)
+        self._passes = int(state["passes"])
+
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        if self._rollout.partial:
+            self._rollout.cut(lost, self.agent.values(obs))
         if self.reward_scaler is not None:
             self.reward_scaler.returns[lost > 0] = 0.0
 
@@ -96,20 +123,34 @@ class OnPolicyLoop(OnlineLoop):
 
     def __iter__(self) -> Iterator[None]:
         while True:
-            self._run.apply_schedules(self.agent)
-            self.collect()
-            self.finish_rollout()
+            if not self._passes:
+                yield from self.roll_out()
             self.learn()
+            while self._passes:
+                yield
+                self.learn()
             self.after_update()
             self._run.end_epoch()
             yield
 
+    def roll_out(self) -> Iterator[None]:
+        """A rollout, or the rest of one, with its advantages; yields where the run pauses."""
+        if not self.mid_step:
+            self._run.apply_schedules(self.agent)
+        self.collect()
+        while self._rollout.partial:
+            yield
+            self.collect()
+        self.finish_rollout()
+
     def collect(self) -> None:
-        """Fill the rollout; where an episode was cut, with the value of its true last observation."""
+        """Fill the rollout; where an episode was cut, with the value of its true last observation. If the run pauses,
+        the next call goes on."""
         run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
-        rollout.clear()
-        for t in range(rollout.num_steps):
+        if not rollout.partial:
+            rollout.clear()
+        for t in range(rollout.position, rollout.num_steps):
             if observe is not None:
                 observe(envs.obs)
             actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
@@ -128,6 +169,8 @@ class OnPolicyLoop(OnlineLoop):
             )  # fmt: skip
             self.on_row_stored(t, step)
             run.step += n
+            if run.pausing() and rollout.partial:
+                return
         run.collected(envs, rollout.num_steps * n)
 
     def on_row_stored(self, t: int, step: Step) -> None:
@@ -140,14 +183,19 @@ class OnPolicyLoop(OnlineLoop):
         self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
 
     def learn(self) -> None:
-        """Passes over the rollout in minibatches, until the policy has moved by ``target_kl``."""
-        run, cfg = self._run, self._cfg
-        for _ in range(cfg.update_epochs):
+        """Passes over the rollout in minibatches, until the policy has moved by ``target_kl``. A signal ends it after a
+        pass, and the next call goes on."""
+        run, cfg, first = self._run, self._cfg, self._passes
+        self._passes = 0
+        for done in range(first + 1, cfg.update_epochs + 1):
             for minibatch in self._rollout.iter_minibatches(cfg.minibatch_size):
                 result = run.update(self.agent, minibatch)
                 if run.budget_spent:
                     return
             if cfg.target_kl is not None and result.metrics["approx_kl"] > cfg.target_kl:
+                return
+            if run.stopping.urgent and done < cfg.update_epochs:
+                self._passes = done
                 return
 
     def after_update(self) -> None:
