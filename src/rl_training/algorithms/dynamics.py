@@ -293,7 +293,7 @@ class ModelFit:
             state = {**{name: value for name, value in state.items() if name != "best"}, **new}
         scores = ("errors", "likelihoods", "least_errors")
         tensors = ("rows", "holdout", "snapshot")
-        saved = Saved(state, (*self.STATE, *scores, *tensors, "rng", "least_likelihood", "most_updates"))
+        saved = Saved(state, (*self.STATE, *scores, *tensors, "rng", "least_likelihood", "most_updates"), ("position",))
         active, members = saved.flag("active"), self._dynamics.model.num_ensembles
         rows = saved.indices("rows", (members if active else None, None), LARGEST)
         holdout = saved.indices("holdout", (None,), LARGEST)
