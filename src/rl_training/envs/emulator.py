@@ -24,7 +24,7 @@ from rl_training.base.state import set_generator
 __all__ = ["restore_emulator"]
 
 PATIENCE = 60.0  # seconds that a copy may take for what takes a tenth of one
-FRAMES = 32  # steps that a copy plays after a reset
+FRAMES = 100  # that a copy plays after a reset
 ROOM = 2**29  # bytes that a copy may take beyond what there is
 
 
@@ -44,9 +44,9 @@ def restore_emulator(env: Any, state: Any) -> None:
         env.restore_state(ALEState(data))
         same: bool = env.clone_state(include_rng=True).serialize() == data
         if same:
-            env.reset()
+            env.ale.reset_game()
             for _ in range(FRAMES):
-                env.step(0)
+                env.ale.act(0)
         return same
 
     if hasattr(os, "fork") and not _holds_in_a_copy(restores):
