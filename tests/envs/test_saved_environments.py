@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_training.base.saved import StateError
+from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import replayable, require_actions
 from toys import Counter
@@ -93,6 +94,19 @@ def test_a_good_emulator_state_is_restored_exactly(game):
     slot.load_state_dict(state)
     slot.replay(state["actions"])
     assert np.array_equal(slot.step(0)[0], obs)
+
+
+def test_a_game_that_restores_its_own_flags_otherwise_still_resumes():
+    pytest.importorskip("ale_py")
+    env = EnvFactory("ALE/MiniatureGolf-v5", {}).make(training=True).unwrapped
+    env.reset(seed=1)
+    data = env.clone_state(include_rng=True).serialize()
+    saved = {
+        "emulator": torch.frombuffer(bytearray(data), dtype=torch.uint8),
+        "np_random": env.np_random.bit_generator.state,
+    }
+    restore_emulator(env, saved)
+    assert env.clone_state(include_rng=True).serialize() != data  # by the emulator's own doing
 
 
 def test_damaged_emulator_states_are_refused_and_the_process_lives(game):
