@@ -251,6 +251,21 @@ def test_a_second_signal_ends_at_once(tiny, monkeypatch):
     assert newest_checkpoint(stopped.run_dir)[1].trainer_state["step"] == 32
 
 
+def test_what_follows_the_last_save_may_take_its_time(tiny, monkeypatch):
+    """A callback that copies files, a logger that uploads."""
+    monkeypatch.setattr(signals, "GRACE", 2.0)
+
+    class Slow(Callback):
+        def on_update_end(self, trainer, result):
+            send()
+
+        def on_train_end(self, trainer, result):
+            time.sleep(2.5)
+
+    result = train(tiny("dqn"), callbacks=[Slow()])
+    assert facts_of(result)["stop_kind"] == "signal"
+
+
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tiny, monkeypatch):
     monkeypatch.setattr(signals, "GRACE", 0.3)
     assert stuck_run(tiny, monkeypatch, 5)[1].run_dir is None
