@@ -115,10 +115,8 @@ class Hangs(Counter):
 
 
 def test_an_environment_that_hangs_ends_the_run_with_a_report(tiny, tmp_path):
-    config = tiny("dqn", env_id="CartPole-v1", env_limit_seconds=0.5, checkpoint_interval=8)
-    with pytest.raises(
-        TrainingFailure, match=r"a step has taken longer than 0\.5 seconds .* checkpoint is .*_0000000016"
-    ):
+    config = tiny("dqn", env_id="CartPole-v1", env_limit_seconds=3.0, checkpoint_interval=8)
+    with pytest.raises(TrainingFailure, match=r"a step has taken longer than 3 seconds .* checkpoint is .*_0000000016"):
         train(config, env=lambda: Hangs(limit=10))
     report = report_of(tmp_path)
     assert report["episode"] == 1 and len(report["actions"]) == 7 and report["exact"]
@@ -169,7 +167,7 @@ class Deaf(Counter):
         if Deaf.steps == 30:
             wait(mutex)
         return super().step(action)
-config = tiny_config("dqn", Path(sys.argv[1]), env_limit_seconds=0.5, checkpoint_interval=16)
+config = tiny_config("dqn", Path(sys.argv[1]), env_limit_seconds=3.0, checkpoint_interval=16)
 get_algorithm_spec("dqn").train(config, env=Deaf)
 """
 
@@ -178,7 +176,7 @@ get_algorithm_spec("dqn").train(config, env=Deaf)
 def test_a_process_that_hangs_outside_python_is_ended(tmp_path):
     code = PROGRAM.format(tests=str(Path(__file__).parents[1]))
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "a step has taken longer than 0.5 seconds" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "a step has taken longer than 3 seconds" in done.stderr.splitlines()[-1]
     assert report_of(tmp_path)["training"]
     (facts,) = tmp_path.glob("*/metadata.json")
     assert json.loads(facts.read_text())["stop_kind"] == "failed"

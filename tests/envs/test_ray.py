@@ -12,6 +12,8 @@ from rl_training.cli import main
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.replay import episode_seed
+from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
@@ -75,6 +77,26 @@ def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster
     with pytest.raises(EnvironmentFailure, match="KeyError: 'the simulator lost a wheel' at step 2"):
         collector.step(actions)
     collector.close()
+
+
+def test_a_worker_that_hangs_is_given_up_with_what_it_had_been_sent(at_the_cluster):
+    ray.cloudpickle.register_pickle_by_value(toys)
+
+    class Sleepy(toys.Counter):
+        def step(self, action):
+            if self.t == 2:
+                time.sleep(600)
+            return super().step(action)
+
+    factory = EnvFactory(lambda: Sleepy(limit=9), {}, watchdog=Watchdog(5.0))
+    collector = Collector(factory, 1, 7, remote=True)
+    for action in (1, 0):
+        collector.step(np.array([action]))
+    with pytest.raises(EnvironmentFailure, match="has not answered for 5 seconds at step 2") as failed:
+        collector.step(np.array([1]))
+    collector.close()
+    report = failed.value.incident
+    assert (report["episode"], report["actions"]) == (0, [1, 0, 1]) and report["seed"] == episode_seed(7, 0, 0)
 
 
 @pytest.mark.timeout(600)  # on a busy machine Ray takes minutes to notice the loss

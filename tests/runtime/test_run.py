@@ -18,7 +18,7 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.base import signals
 from rl_training.base.signals import StoppedAtOnce, stop_signals
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.checkpointing import CheckpointError, load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.callbacks import CallbackList
@@ -26,6 +26,7 @@ from rl_training.runtime.clock import Clock, Due, crossings
 from rl_training.runtime.counters import Counters
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.loops.off_policy import OffPolicyLoop
+from rl_training.runtime.notes import Notes
 from rl_training.runtime.reporting import Reporter
 from rl_training.runtime.saving import Saver, TrainingFailure
 from rl_training.runtime.schedules import Schedules
@@ -269,6 +270,30 @@ def test_the_best_agent_is_saved_alone(tmp_path):
     saver = Saver(RunContext("x", tmp_path), TrainConfig(algo="ppo", env_id="x"))
     saver.save_best(TinyLoop(torch.ones(1)).agent, Counters(0), evaluated(1.0))
     assert load_checkpoint(tmp_path / "checkpoints" / "best.ckpt").buffer_state is None
+
+
+def test_a_checkpoint_without_notes_has_nothing_left_to_do():
+    assert Notes.of({}, 40) == Notes(attended=40)
+    noted = Notes(32, 30, {"loss": 1.5}, {"rows": 3}, {"epsilon": 0.1})
+    assert Notes.of(noted.saved(), 40) == noted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attended": 41},
+        {"attended": True},
+        {"evaluated": "5"},
+        {"update_metrics": [1.0]},
+        {"loop_metrics": {"rows": "many"}},
+        {"schedules": None},
+    ],
+)
+def test_notes_that_make_no_sense_are_refused_in_one_line(wrong):
+    with pytest.raises(CheckpointError, match=f"note '{next(iter(wrong))}'"):
+        Notes.of({"notes": {**Notes(32).saved()["notes"], **wrong}}, 40)
+    with pytest.raises(CheckpointError, match="no mapping"):
+        Notes.of({"notes": 5}, 40)
 
 
 # ---- metrics and callbacks

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from rl_training import Callback
 from rl_training.algorithms.dynamics import ModelFit
 from rl_training.base import signals
 from rl_training.base.signals import StoppedAtOnce
@@ -99,6 +100,22 @@ def test_a_checkpoint_is_written_before_an_evaluation_and_the_best_after_it(tiny
     result = train(config)
     assert seen[0] == ["step_0000000064.ckpt"]
     assert load_checkpoint(result.run_dir / "checkpoints" / "best.ckpt").metadata["step"] in (64, 128)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_an_evaluation_before_a_crash_is_made_again_and_stands_there_once(tiny, algo):
+    class Crash(Callback):
+        def on_eval_end(self, trainer, metrics):
+            if trainer.global_step == 64:
+                raise RuntimeError("power")
+
+    config = tiny(algo, eval_interval=32, total_timesteps=128, log_interval=16)
+    straight = train(config, run_suffix="straight")
+    with pytest.raises(RuntimeError, match="power"):
+        train(config, run_suffix="crashed", callbacks=[Crash()])
+    last = resume_training(next(config.output_dir.glob("*__crashed")))
+    same_end(load_checkpoint(straight.checkpoint_path), load_checkpoint(last.checkpoint_path))
+    assert rows_of(last.run_dir) == rows_of(straight.run_dir)
 
 
 def test_a_video_that_nobody_will_see_is_not_written(tiny, monkeypatch):
@@ -194,14 +211,16 @@ def test_cloning_before_the_first_rollout_is_stopped_between_two_updates(tiny, m
 
 
 class Stuck(Counter):
-    """Waits for ever at the ``at``-th step of its life, after a signal."""
+    """Waits for ever at the ``at``-th step of its life, after a signal; ``again``: another one comes while it waits."""
 
-    steps, at = 0, 0
+    steps, at, again = 0, 0, False
 
     def step(self, action):
         Stuck.steps += 1
         if Stuck.steps == Stuck.at:
             send()
+            if self.again:
+                threading.Timer(0.2, send).start()
             time.sleep(600)
         return super().step(action)
 
@@ -226,11 +245,25 @@ def test_an_environment_that_does_not_return_ends_after_a_grace_with_the_last_ch
 
 def test_a_second_signal_ends_at_once(tiny, monkeypatch):
     monkeypatch.setattr(signals, "ECHO", 0.0)
-    threading.Timer(1.5, send).start()
-    began = time.monotonic()
+    monkeypatch.setattr(signals, "GRACE", 600.0)
+    monkeypatch.setattr(Stuck, "again", True)
     _, stopped = stuck_run(tiny, monkeypatch, 42)
-    assert time.monotonic() - began < signals.GRACE
     assert newest_checkpoint(stopped.run_dir)[1].trainer_state["step"] == 32
+
+
+def test_what_follows_the_last_save_may_take_its_time(tiny, monkeypatch):
+    """A callback that copies files, a logger that uploads."""
+    monkeypatch.setattr(signals, "GRACE", 2.0)
+
+    class Slow(Callback):
+        def on_update_end(self, trainer, result):
+            send()
+
+        def on_train_end(self, trainer, result):
+            time.sleep(2.5)
+
+    result = train(tiny("dqn"), callbacks=[Slow()])
+    assert facts_of(result)["stop_kind"] == "signal"
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tiny, monkeypatch):

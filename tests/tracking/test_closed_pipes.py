@@ -18,16 +18,9 @@ from rl_training.experiment.runs import newest_checkpoint
 from rl_training.sweeps.plan import Job
 from rl_training.sweeps.sweep import JobTable
 from rl_training.tracking.progress import Progress
-from toys import StopAt
+from toys import SMOKE, StopAt
 
-TINY = [
-    "--set",
-    "algo_kwargs.num_steps=32",
-    "--set",
-    "algo_kwargs.minibatch_size=32",
-    "--set",
-    "algo_kwargs.update_epochs=1",
-]
+TINY = [word for name, value in SMOKE["ppo"][1].items() for word in ("--set", f"algo_kwargs.{name}={value}")]
 TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--eval-episodes", "1", *TINY, "--run-suffix", "x"]
 
 

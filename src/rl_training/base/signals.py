@@ -69,8 +69,10 @@ class Stops:
         self._error = error
         self._signal(signal.SIGTERM)
 
-    def cancel(self) -> None:
-        """Take back the deadline, if there is one."""
+    def cancel(self, *, for_good: bool = False) -> None:
+        """Take back the deadline, if there is one; ``for_good``: there will be no other."""
+        if for_good:
+            self._grace = None
         if self._timer is not None:
             self._timer.cancel()
 

@@ -11,11 +11,9 @@ from rl_training.base.errors import reason
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.incidents import History
-from rl_training.envs.replay import replayable
+from rl_training.envs.replay import episode_seed, replayable
 
 __all__ = ["RemoteEnv", "connect"]
-
-ANSWER = 5.0  # seconds in which a worker can say what it has done
 
 
 def connect(address: str | None = None) -> Any:
@@ -68,9 +66,6 @@ class _Host:
         whole = isinstance(result, tuple) and len(result) == 5
         return (*result[:4], {}) if whole else result  # info stays here; what is wrong is for the collector to refuse
 
-    def history(self) -> History:
-        return self._slot.history()
-
     def state_dict(self) -> dict[str, Any]:
         return self._slot.state_dict()
 
@@ -95,10 +90,14 @@ class RemoteEnv:
         self._host = actor.remote(factory, seed, index)
         self._pending: Any = None
         self.env = self  # what is closed
-        self.actions: list[Any] = []  # kept by the host
+        self._key, self._episode = (seed, index), -1
+        self._started = False  # the first answer takes as long as a worker takes to start
+        self._seeded = not factory.name.startswith("ALE/")  # whose games begin with a seed only once
+        self.actions: list[Any] = []  # of the episode, for reports; those that are saved are the host's
 
     def send(self, action: Any = None) -> None:
-        self.actions = []
+        if action is None:
+            self._episode, self.actions = self._episode + 1, []
         self._pending = self._host.begin.remote() if action is None else self._host.step.remote(action)
 
     def step(self, action: Any) -> Any:
@@ -110,18 +109,17 @@ class RemoteEnv:
         return self._received(self._limit)
 
     def history(self) -> History:
-        """What led to where the episode is, if the worker still answers."""
-        try:
-            history: History = self._got(self._host.history.remote(), ANSWER)
-        except Exception:
-            return {"episode": None, "seed": None, "actions": [], "exact": False}
-        return history
+        """What led to where the episode is, as it was sent: a worker that hangs cannot be asked."""
+        seed = episode_seed(*self._key, self._episode)
+        return {"episode": self._episode, "seed": seed, "actions": list(self.actions), "exact": self._seeded}
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._got(self._host.state_dict.remote())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._episode, actions = state["episode"], state["actions"]
+        self.actions = [] if actions is None else list(actions.numpy())
         self._pending = self._host.rebuild.remote(state)
 
     def replay(self, actions: Any) -> Any:
@@ -129,7 +127,9 @@ class RemoteEnv:
 
     def _received(self, limit: float | None = None) -> Any:
         pending, self._pending = self._pending, None
-        return self._got(pending, limit)
+        result = self._got(pending, limit if self._started else None)
+        self._started = True
+        return result
 
     def _got(self, reference: Any, limit: float | None = None) -> Any:
         try:

@@ -111,6 +111,7 @@ class Driver:
         ended = not trainer.should_stop or (run.stopping.requested_kind.exit_code == 0 and not evaluator.metrics)
         if (ended or self._at_total) and self._evaluate():
             path = self._save()
+        self._stops.cancel(for_good=True)  # all is saved: callbacks and loggers may take their time
         metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
         result = TrainResult(self._context.run_dir, path, metrics)
         run.callbacks.call("on_train_end", run.trainer_state(), result)
@@ -227,11 +228,11 @@ class Driver:
         except EnvironmentFailure as error:
             raise self._saver.failure(report_failure(context, run.config, run.step, error)) from error
         finally:
-            run.reporter.close(run.step)
             reason = None if kind.reached_total else run.trainer.stop_reason
             facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
             with contextlib.suppress(OSError):
                 runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
+            run.reporter.close(run.step)
 
 
 def warn_of_no_update(run: Run, first: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -77,13 +77,17 @@ def evaluate(
             "set env_kwargs.max_episode_steps",
             stacklevel=2,
         )
+    return _summary(returns, lengths, cut)
+
+
+def _summary(returns: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]) -> dict[str, float]:
     return {
         "eval_return_mean": float(np.mean(returns)),
         "eval_return_std": float(np.std(returns)),
         "eval_return_min": float(np.min(returns)),
         "eval_return_max": float(np.max(returns)),
         "eval_length_mean": float(np.mean(lengths)),
-        "eval_episodes": float(episodes),
+        "eval_episodes": float(len(returns)),
         "eval_episodes_cut": float(sum(cut)),
     }
 

@@ -28,7 +28,8 @@ class Loop(Stateful):
 
     @property
     def mid_step(self) -> bool:
-        """Whether this ``yield`` is in the middle of a step's work: nothing is evaluated or logged unless it stops."""
+        """Whether this ``yield`` is in the middle of a step's work: the run may save and stop, but nothing is evaluated
+        or logged before the work is done."""
         return False
 
     def expected_updates(self, total_timesteps: int) -> int:
