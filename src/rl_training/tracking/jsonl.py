@@ -23,7 +23,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         if resume_step is not None and path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= resume_step]
+            kept = [line for line in path.read_text(errors="replace").splitlines() if _step_of(line) <= resume_step]
             path.write_text("".join(line + "\n" for line in kept))
         self._file = open(path, "a")  # noqa: SIM115
 
@@ -44,7 +44,7 @@ def metrics_row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf  # a line cut short by a crash
 
 
