@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -100,6 +101,24 @@ def test_metadata_that_is_no_object_is_one_line(run, content, capsys):
     (run / "metadata.json").write_text(content)
     assert main(["resume", str(run), "--total-timesteps", "96"]) == 2
     assert str(run / "metadata.json") in capsys.readouterr().err
+
+
+def test_odd_lines_of_metrics_are_dropped_by_a_resumed_run(run):
+    good = (run / "metrics.jsonl").read_bytes()
+    odd = [b"[]", b"7", b'{"step": ' + b"9" * 400 + b"}", b"[" * 100_000, b"\xff\xfe", b'{"step": {}}', b"{"]
+    (run / "metrics.jsonl").write_bytes(b"\n".join(odd) + b"\n" + good)
+    resume_training(run, total_timesteps=96)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert lines[: len(good.splitlines())] == good.decode().splitlines()
+    assert all(isinstance(json.loads(line)["step"], int) for line in lines)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"step,a\n1," + b"x" * 200_000])
+def test_a_table_that_no_run_wrote_is_refused_and_left_as_it_is(run, content, capsys):
+    (run / "metrics.csv").write_bytes(content)
+    assert main(["resume", str(run), "--total-timesteps", "96"]) == 2
+    assert f"{run / 'metrics.csv'} is not the table of a run" in capsys.readouterr().err
+    assert (run / "metrics.csv").read_bytes() == content
 
 
 def test_a_checkpoint_outside_a_run_is_not_resumed_where_the_file_says(trained, tmp_path, capsys):

@@ -13,6 +13,7 @@ from rl_training.cli import main
 from rl_training.experiment.config import TrainConfig
 from rl_training.sweeps.backends import Processes
 from rl_training.sweeps.plan import Job, job_status, last_lines, make_job, open_sweep
+from rl_training.sweeps.space import chosen
 from rl_training.sweeps.tune import Evaluations
 
 
@@ -146,6 +147,15 @@ def test_a_study_of_any_content_is_one_line(job, name, capsys):
     assert main([*words, "--name", "sweep", "--output-dir", str(job.folder.parent)]) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1 and name in complaint
+
+
+@pytest.mark.parametrize("params", [{"env_id": '"stranger:X-v0"'}, {"unheard": 1}, {"env_id": "not JSON"}])
+def test_a_trial_of_a_study_is_of_the_search_space_or_refused(params):
+    space = {"env_id": ["CartPole-v1", "Acrobot-v1"], "algo_kwargs.hidden_sizes": [[64], [8, 8]]}
+    good = {"env_id": '"Acrobot-v1"', "algo_kwargs.hidden_sizes": "[8, 8]"}
+    assert chosen(space, good) == {"env_id": "Acrobot-v1", "algo_kwargs.hidden_sizes": [8, 8]}
+    with pytest.raises(ValueError, match="which the search space does not"):
+        chosen(space, params)
 
 
 def test_a_worker_imports_nothing_from_the_folder_that_one_stands_in(job, tmp_path, monkeypatch):

@@ -97,5 +97,12 @@ def distributions(space: Space) -> dict[str, Any]:
 
 
 def chosen(space: Space, params: dict[str, Any]) -> dict[str, Any]:
-    """The options that a trial's parameters stand for."""
-    return {name: json.loads(value) if isinstance(space[name], list) else value for name, value in params.items()}
+    """The options that a trial's parameters stand for; values that the space does not list are refused."""
+    values = {}
+    for name, value in params.items():
+        part = space.get(name)
+        known = {json.dumps(one): one for one in part} if isinstance(part, list) else {value: value}
+        if part is None or value not in known:
+            raise ValueError(f"the study holds a trial of {name}={value}, which the search space does not")
+        values[name] = known[value]
+    return values

@@ -138,12 +138,7 @@ class TrialFeed:
         self._open: dict[int, _Trial] = {}
         running = self._optuna.trial.TrialState.RUNNING
         for frozen in study.get_trials(deepcopy=False, states=(running,)):  # of a search that was stopped
-            try:
-                self._take(self._optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values))
-            except (KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{folder / STORAGE}: trial {frozen.number} is of another space: {reason(error)}"
-                ) from None
+            self._take(self._optuna.trial.Trial(study, frozen._trial_id), set(frozen.intermediate_values))
 
     def _take(self, trial: Any, reported: set[int]) -> None:
         values, label = chosen(self._space, trial.params), f"trial{trial.number:04d}"

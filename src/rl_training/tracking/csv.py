@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
+from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.tracking.jsonl import metrics_row
 
@@ -27,11 +28,14 @@ class CSVFile:
         self._rewrite([row for row in rows if int(row["step"]) <= (resume_step or 0)])
 
     def _read(self) -> list[dict[str, str]]:
-        with open(self._path, newline="") as file:
-            header, *rows = [*csv.reader(file)] or [[]]
+        try:
+            with open(self._path, newline="") as file:
+                header, *rows = [*csv.reader(file)] or [[]]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{self._path} is not the table of a run: {reason(error)}") from None
         self._columns = header
         whole = [dict(zip(header, row)) for row in rows if len(row) == len(header)]
-        return [row for row in whole if row.get("step", "").isdigit()]  # the last may have been cut short by a crash
+        return [row for row in whole if row.get("step", "").isdecimal()]  # the last may have been cut short by a crash
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         text = StringIO()

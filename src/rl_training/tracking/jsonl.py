@@ -49,7 +49,7 @@ def metrics_row(step: int, values: Mapping[str, float]) -> dict[str, Any]:
 def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf  # a line cut short by a crash
 
 
