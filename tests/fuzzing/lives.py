@@ -53,7 +53,7 @@ TIMES = ("time", "seconds", "steps_per_second")  # of rows of metrics.jsonl: no 
 def config_for(algo: str, folder: Path, **changes: Any) -> Path:
     """The config of a small run that saves and evaluates often, as a file."""
     often = {"checkpoint_interval": 16, "log_interval": 16, "eval_interval": 64, "compile": False}
-    config = tiny_config(algo, folder, **{**often, **ALGORITHMS[algo], **changes})
+    config = tiny_config(algo, folder, **{**often, **ALGORITHMS.get(algo, {}), **changes})
     path = folder / f"{algo}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(config.plain()))
@@ -64,27 +64,29 @@ def config_for(algo: str, folder: Path, **changes: Any) -> Path:
 
 
 class Life:
-    """The process of a run, which trains or resumes in ``folder``; ``prepare`` is called in it first."""
+    """The process of a run, which trains or resumes in ``folder`` by the command line, or by ``body``; ``prepare`` is called in it first."""
 
-    def __init__(self, folder: Path, algo: str, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, folder: Path, algo: str, prepare: Callable[[], None] | None = None, body: Callable[[], int] | None = None
+    ) -> None:
         self.folder, self.algo = folder, algo
         self._log = folder.with_name(f"{folder.name}.log")  # beside it: the folder may be a disk that is full
         self.began = time.monotonic()
         self._stage = mmap.mmap(-1, 64)
         self.saved_before = saved_steps(folder)
         self.resumed = bool(self.saved_before)
-        words = ["resume", run_dir(folder, algo)] if self.resumed else self._anew()
+        words = ["resume", run_dir(folder, algo)] if self.resumed or body else self._anew()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._live(words, prepare)
+            self._live(body or (lambda: cli.main([str(word) for word in words])), prepare)
 
     def _anew(self) -> list[Any]:
         """Nothing was saved: what the last life left is removed, as a worker of a sweep would."""
         shutil.rmtree(run_dir(self.folder, self.algo), ignore_errors=True)
         return ["train", "--config", self.folder / f"{self.algo}.yaml", "--run-suffix", "life"]
 
-    def _live(self, words: list[Any], prepare: Callable[[], None] | None) -> None:
+    def _live(self, body: Callable[[], int], prepare: Callable[[], None] | None) -> None:
         code = 70
         try:
             os.setpgid(0, 0)
@@ -97,7 +99,7 @@ class Life:
             if prepare is not None:
                 prepare()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
-            code = cli.main([str(word) for word in words])
+            code = body()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -198,14 +200,14 @@ def saved_steps(folder: Path) -> dict[int, int]:
     return {}
 
 
-def rows(run: Path, upto: float = math.inf) -> list[dict[str, Any]]:
+def rows(run: Path, upto: float = math.inf, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without times."""
     found = []
-    for line in (run / "metrics.jsonl").read_text(errors="replace").splitlines():
+    for line in (run / name).read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict) and row.get("step", math.inf) <= upto:
-                found.append({name: value for name, value in row.items() if name not in TIMES})
+                found.append({key: value for key, value in row.items() if key not in TIMES})
     return found
 
 
@@ -266,8 +268,8 @@ class Story:
         if step < max(known):
             self.bytes_lost += known[max(known)]
             self.note(f"{path.name} is the newest, and {max(known)} had been saved")
-        found = {_key(row) for row in rows(run, step)}
-        missing = [json.dumps(row) for row in straight.rows if row["step"] < step and _key(row) not in found]
+        found = {row_key(row) for row in rows(run, step)}
+        missing = [json.dumps(row) for row in straight.rows if row["step"] < step and row_key(row) not in found]
         if missing:
             self.bytes_lost += sum(map(len, missing))
             self.note(f"{len(missing)} rows before step {step} are gone, such as {missing[0][:150]}")
@@ -288,7 +290,7 @@ class Story:
             self.note(f"unequal rows: {_difference(straight.rows, rows(run))}")
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, bool]:
+def row_key(row: dict[str, Any]) -> tuple[Any, bool]:
     """A row of an evaluation and one of training may have the same step."""
     return row["step"], "eval_return_mean" in row
 
