@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
-from learning import facts_of_the_machine
 
 from fuzzing import lives
 from fuzzing.attempts import FILES_MAY, RUNS_MAY, Attempts
 from fuzzing.trials import BAD, trials
+from learning import facts_of_the_machine
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
 RESULTS = Path(__file__).parent / "results" / "hardening"
@@ -215,10 +214,14 @@ def recorded(name: str, count: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=COUNTS, default=list(COUNTS), metavar="SECTION", help=", ".join(COUNTS))
+    parser.add_argument(
+        "--only", nargs="+", choices=COUNTS, default=list(COUNTS), metavar="SECTION", help=", ".join(COUNTS)
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="a share of the cases (default: 1, all of them)")
     parser.add_argument("--continue", action="store_true", dest="go_on", help="leave out what this commit has recorded")
-    parser.add_argument("--scratch", type=Path, help="where runs and files are made (default: the system's temporary folder)")
+    parser.add_argument(
+        "--scratch", type=Path, help="where runs and files are made (default: the system's temporary folder)"
+    )
     parser.add_argument("--no-record", action="store_true", help="print only")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -233,7 +236,10 @@ def main() -> int:
         try:
             figures = {"asked": count, **section(name, count, scratch=args.scratch), **facts_of_the_machine()}
         except KeyboardInterrupt:
-            print(f"\n{name} was interrupted; what was recorded before stays, and --continue goes on there", file=sys.stderr)
+            print(
+                f"\n{name} was interrupted; what was recorded before stays, and --continue goes on there",
+                file=sys.stderr,
+            )
             return 130
         show(figures)
         passed &= figures["passed"]
@@ -245,7 +251,11 @@ def main() -> int:
 
 def show(figures: Figures) -> None:
     """The figures in a few lines."""
-    plain = {name: value for name, value in figures.items() if isinstance(value, int | float) and name not in ("asked", "passed")}
+    plain = {
+        name: value
+        for name, value in figures.items()
+        if isinstance(value, int | float) and name not in ("asked", "passed")
+    }
     counts = {**figures.get("outcomes", {}), **plain}
     verdict = "passed" if figures["passed"] else "NOT PASSED"
     print(f"{figures['section']}: {verdict}; {', '.join(f'{name} {value}' for name, value in counts.items())}")

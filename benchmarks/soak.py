@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
-from learning import facts_of_the_machine
 
 from fuzzing import lives
+from learning import facts_of_the_machine
 from rl_training import Callback
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint
@@ -204,13 +203,22 @@ def judged(days: list[dict[str, Any]], soak: Soak) -> dict[str, Any]:
     wrong = {name: soak.counts[name] for name in ("hangs", "lost", "unequal", "rows_lost")}
     wrong["partial_files"] = sum(day["partial_files"] for day in days)
     passed = not any(wrong.values()) and all(growth[name] <= most for name, most in MOST.items())
-    return {"growth": growth, "most_growth": MOST, **wrong, "passed": passed, "totals": dict(soak.counts), "notes": soak.notes[:40]}
+    return {
+        "growth": growth,
+        "most_growth": MOST,
+        **wrong,
+        "passed": passed,
+        "totals": dict(soak.counts),
+        "notes": soak.notes[:40],
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=7, help="of the week, a run each (default: 7)")
-    parser.add_argument("--slices", type=int, default=DAY, help=f"resumes a day (default: {DAY}, one every ten minutes)")
+    parser.add_argument(
+        "--slices", type=int, default=DAY, help=f"resumes a day (default: {DAY}, one every ten minutes)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true", help="print only")
     args = parser.parse_args()
@@ -228,8 +236,16 @@ def main() -> int:
             return 130
         finally:
             time.time = REAL_TIME
-    figures = {"section": "soak", "seconds": round(time.monotonic() - began, 1), **judged(days, soak), "days": days, **facts}
-    print(f"{'passed' if figures['passed'] else 'NOT PASSED'} in {figures['seconds']:.0f} s: growth {figures['growth']}, totals {figures['totals']}")
+    figures = {
+        "section": "soak",
+        "seconds": round(time.monotonic() - began, 1),
+        **judged(days, soak),
+        "days": days,
+        **facts,
+    }
+    print(
+        f"{'passed' if figures['passed'] else 'NOT PASSED'} in {figures['seconds']:.0f} s: growth {figures['growth']}, totals {figures['totals']}"
+    )
     for note in soak.notes[:10]:
         print(f"  {note}")
     if not args.no_record and args.days == 7 and args.slices == DAY:

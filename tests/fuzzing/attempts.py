@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import shutil
@@ -35,23 +34,27 @@ class Attempts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._runs: dict[str, Path] = {}
+        self._swept: Path | None = None
         for algo in ALGORITHMS:  # import once, before the forks
             get_algorithm_spec(algo)
 
-    @functools.cache
     def good_run(self, algo: str) -> Path:
         """A small run that ended well."""
-        changes = {"total_timesteps": 64, "checkpoint_interval": 40, "compile": False}
-        return get_algorithm_spec(algo).train(tiny_config(algo, self._folder / "good", **changes), run_suffix="good").run_dir
+        if algo not in self._runs:
+            config = tiny_config(algo, self._folder / "good", total_timesteps=64, checkpoint_interval=40, compile=False)
+            self._runs[algo] = get_algorithm_spec(algo).train(config, run_suffix="good").run_dir
+        return self._runs[algo]
 
-    @functools.cache
     def good_sweep(self) -> Path:
         """A sweep of two runs that ended well."""
-        with self._place("sweep", keep=True) as place:
-            outcome = self._sweep(place)
-        if outcome.kind != "accepted":
-            raise RuntimeError(f"the good sweep was not: {outcome}")
-        return place
+        if self._swept is None:
+            with self._place("sweep", keep=True) as place:
+                outcome = self._sweep(place)
+            if outcome.kind != "accepted":
+                raise RuntimeError(f"the good sweep was not: {outcome}")
+            self._swept = place
+        return self._swept
 
     def prepare(self) -> None:
         """Make all that is mutated, so that every fork has it."""
@@ -90,7 +93,9 @@ class Attempts:
             words, data = _mutated_checkpoint(newest.read_bytes(), seed, rng)
             newest.write_bytes(data)
             os.chdir(place / "inside")
-            how: list[Any] = rng.choice([["eval", run, "--episodes", 1], ["predict", newest, "--obs", "[0, 0, 0, 0]"], RESUME, RESUME])
+            how: list[Any] = rng.choice(
+                [["eval", run, "--episodes", 1], ["predict", newest, "--obs", "[0, 0, 0, 0]"], RESUME, RESUME]
+            )
             outcome = command(*(how if how is not RESUME else [*RESUME, run]))
             strange = sorted(path.name for path in place.iterdir() if path.name != "inside")
             return _with(_harm(outcome, strange and f"wrote {strange}"), f"{algo} {how[0]}: {words}")
@@ -110,9 +115,21 @@ class Attempts:
             path.write_bytes(data)
             looking = ["dataset", "info", path, *rng.choice([[], ["--env", "Pendulum-v1"], ["--json"]])]
             options = {"dataset_kind": kind, "dataset_path": path, "batch_size": 8, "hidden_sizes": "[8]"}
-            learning = ["train", "--algo", rng.choice(["bc", "td3_bc"]), "--env", "Pendulum-v1", "--total-timesteps", 4, "--eval-episodes", 1]
+            learning = [
+                "train",
+                "--algo",
+                rng.choice(["bc", "td3_bc"]),
+                "--env",
+                "Pendulum-v1",
+                "--total-timesteps",
+                4,
+                "--eval-episodes",
+                1,
+            ]
             learning += [word for name, value in options.items() for word in ("--set", f"algo_kwargs.{name}={value}")]
-            outcome = command(*(looking if rng.random() < 0.8 else [*learning, "--set", "compile=false", "--set", "progress=off"]))
+            outcome = command(
+                *(looking if rng.random() < 0.8 else [*learning, "--set", "compile=false", "--set", "progress=off"])
+            )
             followed = outcome.kind == "accepted" and words.endswith((" external", " virtual", " raw"))
             return _with(_harm(outcome, followed and "a link out of the file was followed"), words)
 
@@ -153,7 +170,11 @@ class Attempts:
                 harm = f"one run lost the {way[0]} of all: {outcome.text}"
             elif way[0] == "report":
                 text = page.read_text(errors="replace") if page.exists() else ""
-                harm = harm or (folders.SECRET in text and "the report shows a file outside") or ("good_1" not in text and "a good run is not in the report")
+                harm = (
+                    harm
+                    or (folders.SECRET in text and "the report shows a file outside")
+                    or ("good_1" not in text and "a good run is not in the report")
+                )
             return _with(_harm(outcome, harm), f"{way[0]}: {words}")
 
     def sweep_folder(self, seed: int) -> Outcome:
@@ -171,11 +192,20 @@ class Attempts:
         backend, pause = experiments._backend, sweep.PAUSE
         experiments._backend, sweep.PAUSE = lambda args: Inline(), 0.001
         try:
-            small = ["--set", "compile=false", "--set", "algo_kwargs.num_steps=16", "--set", "algo_kwargs.minibatch_size=16"]
+            small = [
+                "--set",
+                "compile=false",
+                "--set",
+                "algo_kwargs.num_steps=16",
+                "--set",
+                "algo_kwargs.minibatch_size=16",
+            ]
             steps = ["--total-timesteps", 16, "--eval-episodes", 1, "--name", "small", "--output-dir", "runs"]
-            return command("sweep", "--algo", "ppo", "--env", "CartPole-v1", "--seeds", "0-1", *steps, *small)
+            outcome = command("sweep", "--algo", "ppo", "--env", "CartPole-v1", "--seeds", "0-1", *steps, *small)
         finally:
             experiments._backend, sweep.PAUSE = backend, pause
+        told = outcome.kind == "unclear" and outcome.text.startswith("exit code 1") and "\\nfailed " in outcome.text
+        return Outcome("failed", outcome.text) if told else outcome  # a line for each run that failed, in its table
 
     # ---- environments
 
@@ -185,7 +215,9 @@ class Attempts:
         with self._place(f"environment_{seed}") as place:
             config = tiny_config(algo, place, total_timesteps=64, compile=False, num_envs=1 + seed % 2)
             how = Misbehaving(seed).how
-            outcome = _raised(lambda: get_algorithm_spec(algo).train(config, env=lambda: Misbehaving(seed, box=algo == "sac")))
+            outcome = _raised(
+                lambda: get_algorithm_spec(algo).train(config, env=lambda: Misbehaving(seed, box=algo == "sac"))
+            )
             return _with(outcome, f"{algo}: {how}")
 
 

@@ -22,7 +22,20 @@ WORDS: list[Any] = [
     "", " ", "x", "null", "yes", "1", "1e3", "auto", "linear", "cosine", "../..", "/", "\x7f", "ü", "🙂" * 40, "a" * 5000, "$HOME", "{}",
     "%s%n", "CartPole-v1", "CartPole-v999", "NoSuchEnv", "ALE/Nothing-v5", "a:b:c", "no_such_module:Env-v0", ":", "-v0", "cpu:1", "cuda:99",
 ]  # fmt: skip
-NESTED: list[Any] = [[], {}, [[]], [1], [-1], ["a"], {"a": 1}, {"type": "linear"}, {"type": 3}, [None], [0.5, 1], list(range(100))]
+NESTED: list[Any] = [
+    [],
+    {},
+    [[]],
+    [1],
+    [-1],
+    ["a"],
+    {"a": 1},
+    {"type": "linear"},
+    {"type": 3},
+    [None],
+    [0.5, 1],
+    list(range(100)),
+]
 OTHERS: list[Any] = [None, True, False]
 # text that a YAML parser has a say in: tags, aliases, merges, dates, octals, duplicates, tabs, other documents
 SNIPPETS = [
@@ -37,7 +50,14 @@ def good_config(rng: random.Random) -> dict[str, Any]:
     """A small config of any algorithm, with some fields that the smallest leave out."""
     algo = rng.choice(sorted(SMOKE))
     env_id, options = SMOKE[algo]
-    config: dict[str, Any] = {"algo": algo, "env_id": env_id, "seed": 1, "total_timesteps": 40, "eval_episodes": 1, "threads": 1}
+    config: dict[str, Any] = {
+        "algo": algo,
+        "env_id": env_id,
+        "seed": 1,
+        "total_timesteps": 40,
+        "eval_episodes": 1,
+        "threads": 1,
+    }
     config |= {"output_dir": "runs", "progress": "off", "compile": False}
     extras: dict[str, Any] = {
         "num_envs": 1, "log_interval": 10, "checkpoint_interval": 20, "tags": ["a"], "device": "cpu", "loggers": ["csv"],
@@ -71,7 +91,9 @@ def _mutate(config: dict[str, Any], rng: random.Random) -> str:
         holder[name] = _rubbish(rng)
         return f"{name!r} added"
     holder, key = where
-    change = rng.choice(["rubbish", "rubbish", "rubbish", "number", "number", "drop", "rename", "wrap", "option", "option"])
+    change = rng.choice(
+        ["rubbish", "rubbish", "rubbish", "number", "number", "drop", "rename", "wrap", "option", "option"]
+    )
     if change == "rubbish":
         holder[key] = _rubbish(rng)
     elif change == "number":
@@ -122,7 +144,9 @@ def _mutate_text(text: str, rng: random.Random) -> tuple[str, str]:
     elif kind == "deep":
         return "deep", "algo_kwargs: " + "[" * 3000 + "]" * 3000
     else:  # each list holds the one before it nine times
-        doubled = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(rng.choice([3, 9])))
+        doubled = "\n".join(
+            f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(rng.choice([3, 9]))
+        )
         return "aliases", f"{doubled}\nalgo: ppo\nenv_id: CartPole-v1"
     return f"line {at}: {lines[at]!r:.60}", "\n".join(lines)
 
@@ -142,4 +166,6 @@ def _rubbish(rng: random.Random) -> Any:
 
 def _misspelt(name: str, rng: random.Random) -> str:
     place = rng.randrange(len(name) + 1)
-    return rng.choice([name[:place] + name[place + 1 :], name.upper(), name + "s", name[:place] + "_" + name[place:], ""])
+    return rng.choice(
+        [name[:place] + name[place + 1 :], name.upper(), name + "s", name[:place] + "_" + name[place:], ""]
+    )

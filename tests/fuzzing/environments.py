@@ -22,14 +22,39 @@ OBSERVATIONS: dict[str, Any] = {
 REWARDS: list[Any] = [
     None, "1", float("nan"), float("inf"), -float("inf"), 1e300, 10**400, np.zeros(2), np.zeros((1, 1)), [], {}, 1j, True, np.float16(1), [[1.0]],
 ]  # fmt: skip
-FLAGS: list[Any] = [None, "False", 2, -1, np.zeros(2, bool), np.array(True), {}, [], 0.5, float("nan"), 1, np.bool_(False)]
+FLAGS: list[Any] = [
+    None,
+    "False",
+    2,
+    -1,
+    np.zeros(2, bool),
+    np.array(True),
+    {},
+    [],
+    0.5,
+    float("nan"),
+    1,
+    np.bool_(False),
+]
 RESULTS: list[Any] = [None, (), (1,), "result", 7, {}]
 ERRORS: list[type[BaseException]] = [
     KeyError, ValueError, TypeError, RuntimeError, OSError, MemoryError, RecursionError, AssertionError, StopIteration, AttributeError,
     ZeroDivisionError, BrokenPipeError, ConnectionResetError, EOFError, TimeoutError, NotImplementedError, UnicodeError,
 ]  # fmt: skip
 HARMLESS = ("nothing wrong", "slow")
-MISBEHAVIOURS = (*HARMLESS, "raises", "observation", "reward", "terminated", "truncated", "result", "info", "closes", "space", "action")
+MISBEHAVIOURS = (
+    *HARMLESS,
+    "raises",
+    "observation",
+    "reward",
+    "terminated",
+    "truncated",
+    "result",
+    "info",
+    "closes",
+    "space",
+    "action",
+)
 PAUSE = 0.05  # seconds of a hang
 
 
@@ -77,7 +102,9 @@ class Misbehaving(gym.Env):
         elif how == "action":
             self.action_space = gym.spaces.Discrete(1)
         elif call == "step":
-            place, values = {"reward": (1, REWARDS), "terminated": (2, FLAGS), "truncated": (3, FLAGS)}.get(how, (1, [1.0]))
+            place, values = {"reward": (1, REWARDS), "terminated": (2, FLAGS), "truncated": (3, FLAGS)}.get(
+                how, (1, [1.0])
+            )
             parts[place] = _chosen(values, self.number)
         return tuple(parts)
 

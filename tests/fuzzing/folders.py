@@ -19,7 +19,18 @@ __all__ = ["SECRET", "Yard", "mutate_run", "mutate_sweep"]
 SECRET = "the secret that lies outside"  # may not come into a report
 FILES = ("metrics.jsonl", "config.yaml", "metadata.json", "error.txt", "videos/step_10.mp4", ".lock", "events.csv")
 FOLDERS = ("checkpoints", "tensorboard", "videos")
-NAMES = ("<script>alert(1)</script>", "a\nb", "-o", "%s", "ü" * 60, "…", "'; --", "a" * 200, "CON", b"\xff\xfe".decode("utf-8", "surrogateescape"))
+NAMES = (
+    "<script>alert(1)</script>",
+    "a\nb",
+    "-o",
+    "%s",
+    "ü" * 60,
+    "…",
+    "'; --",
+    "a" * 200,
+    "CON",
+    b"\xff\xfe".decode("utf-8", "surrogateescape"),
+)
 Rng = random.Random
 
 
@@ -63,7 +74,12 @@ def mutate_run(yard: Yard, seed: int) -> str:
 def mutate_sweep(folder: Path, seed: int) -> str:
     """Spoil the files by which a sweep knows its runs; says how."""
     rng = random.Random(seed)
-    files = sorted(path for path in (folder, *folder.glob("jobs"), *folder.glob("*__*")) for path in path.iterdir() if path.is_file())
+    files = sorted(
+        path
+        for path in (folder, *folder.glob("jobs"), *folder.glob("*__*"))
+        for path in path.iterdir()
+        if path.is_file()
+    )
     path = rng.choice([folder / "sweep.json", *files])
     kind = rng.choice(["json", "json", "damage", "special", "text"])
     if kind == "special" or not path.is_file():
@@ -71,7 +87,11 @@ def mutate_sweep(folder: Path, seed: int) -> str:
     if kind == "json" and path.suffix == ".json":
         return _spoil_json(path, rng)
     data = path.read_bytes() or b"x"
-    words, data = next(damaged(data, rng.randrange(1 << 32))) if kind == "damage" else ("text", _text(rng).encode("utf-8", "replace"))
+    words, data = (
+        next(damaged(data, rng.randrange(1 << 32)))
+        if kind == "damage"
+        else ("text", _text(rng).encode("utf-8", "replace"))
+    )
     path.write_bytes(data)
     return f"{path.name}: {words}"
 
@@ -87,19 +107,29 @@ def _wrong_value(yard: Yard, rng: Rng) -> str:
 def _wrong_rows(yard: Yard, rng: Rng) -> str:
     """Rows of metrics.jsonl that no run writes."""
     rows: list[Any] = [
-        {"step": value, "time": 1.0, "eval_return_mean": rng.choice([1.0, None, "x", [], 1e400])} for value in [*NUMBERS[:16], *WORDS[:5], None, [], {}]
+        {"step": value, "time": 1.0, "eval_return_mean": rng.choice([1.0, None, "x", [], 1e400])}
+        for value in [*NUMBERS[:16], *WORDS[:5], None, [], {}]
     ]
     rows += [{"step": 1, "time": value, "episode_return": value} for value in NUMBERS]
     rows += [None, 3, "x", [], {}, {"step": 1}, {"time": 2}, {"step": 5, "eval_return_mean": 10**400}]
     chosen = [json.dumps(row) for row in rng.sample(rows, 5)]
-    extra = ['{"step": 3', "[" * 100_000, '{"step": ' + "9" * 9000 + "}", "x" * (1 << 20), "\x00" * 50, '{"step": 1e999}']
+    extra = [
+        '{"step": 3',
+        "[" * 100_000,
+        '{"step": ' + "9" * 9000 + "}",
+        "x" * (1 << 20),
+        "\x00" * 50,
+        '{"step": 1e999}',
+    ]
     data = "\n".join([*chosen, rng.choice(extra)]) + rng.choice(["\n", ""])
     (yard.hostile / "metrics.jsonl").write_bytes(data.encode() + rng.choice([b"", b"\xff\xfe"]))
     return "odd rows"
 
 
 def _damage(yard: Yard, rng: Rng) -> str:
-    files = sorted(path for path in yard.hostile.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size)
+    files = sorted(
+        path for path in yard.hostile.rglob("*") if path.is_file() and not path.is_symlink() and path.stat().st_size
+    )
     if not files:
         return "nothing left to damage"
     path = rng.choice(files)
@@ -149,7 +179,16 @@ def _linked_run(yard: Yard, rng: Rng) -> str:
 
 
 def _odd_checkpoint(yard: Yard, rng: Rng) -> str:
-    name = rng.choice(["step_x.ckpt", "step_.ckpt", "step_99999999999999999999.ckpt", "step_9999999999.ckpt", ".step.partial", "best.ckpt"])
+    name = rng.choice(
+        [
+            "step_x.ckpt",
+            "step_.ckpt",
+            "step_99999999999999999999.ckpt",
+            "step_9999999999.ckpt",
+            ".step.partial",
+            "best.ckpt",
+        ]
+    )
     path = yard.hostile / "checkpoints" / name
     if not path.parent.is_dir() or path.parent.is_symlink():
         return "no checkpoints to add to"
@@ -161,8 +200,16 @@ def _odd_cache(yard: Yard, rng: Rng) -> str:
     path = yard.runs / ".rl-training-curves.json"
     if rng.random() < 0.5:
         return _special(path, rng, yard.outside)
-    runs = {"hostile": {"stamp": [0, 0, 0, 0], "config": rng.choice(WORDS), "metrics": rng.choice([None, {}, {"evaluations": 3}])}}
-    path.write_text(json.dumps(rng.choice([{"format": 1, "runs": runs}, {"format": 1, "runs": []}, [], {"format": "1"}, None])))
+    runs = {
+        "hostile": {
+            "stamp": [0, 0, 0, 0],
+            "config": rng.choice(WORDS),
+            "metrics": rng.choice([None, {}, {"evaluations": 3}]),
+        }
+    }
+    path.write_text(
+        json.dumps(rng.choice([{"format": 1, "runs": runs}, {"format": 1, "runs": []}, [], {"format": "1"}, None]))
+    )
     return "odd cache"
 
 
@@ -194,7 +241,13 @@ def _special(path: Path, rng: Rng, outside: Path) -> str:
         return f"{path.name}: its folder is none"
     _clear(path)
     kind = rng.choice(["gone", "folder", "fifo", "outside", "outside", "zero", "tty", "nowhere", "itself"])
-    targets = {"outside": outside / "secret.txt", "zero": Path("/dev/zero"), "tty": Path("/dev/tty"), "nowhere": outside / "new", "itself": path}
+    targets = {
+        "outside": outside / "secret.txt",
+        "zero": Path("/dev/zero"),
+        "tty": Path("/dev/tty"),
+        "nowhere": outside / "new",
+        "itself": path,
+    }
     if kind == "folder":
         (path / "inner").mkdir(parents=True)
     elif kind == "fifo":
@@ -246,5 +299,17 @@ def _spoil_json(path: Path, rng: Rng) -> str:
 def _text(rng: Rng) -> str:
     """Text that is no JSON object."""
     bomb = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 1}]" for i in range(8))
-    texts = ["", "null", "[]", "3", '"x"', "{", "[" * 50_000, "\x00" * 100, "x" * 100_000, f"{bomb}\nalgo: ppo\nenv_id: CartPole-v1", "{}"]
+    texts = [
+        "",
+        "null",
+        "[]",
+        "3",
+        '"x"',
+        "{",
+        "[" * 50_000,
+        "\x00" * 100,
+        "x" * 100_000,
+        f"{bomb}\nalgo: ppo\nenv_id: CartPole-v1",
+        "{}",
+    ]
     return rng.choice([*texts, *SNIPPETS])

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_training import cli
-from rl_training.experiment.checkpointing import CheckpointError, load_checkpoint
-from rl_training.experiment.runs import RunContext, list_checkpoints, newest_checkpoint
+from rl_training.experiment.checkpointing import CheckpointError
+from rl_training.experiment.runs import newest_checkpoint
 from toys import assert_same, same_end, tiny_config
 
-__all__ = ["ALGORITHMS", "Story", "Straight", "killed_story", "small_disk", "slow_disk", "tell"]
+__all__ = ["ALGORITHMS", "Story", "Straight", "killed_story", "slow_disk", "small_disk", "tell"]
 
 ASKING = (signal.SIGINT, signal.SIGTERM)  # signals that ask a run to save and end
 PATIENCE = 60.0  # seconds in which a life ends by itself, or after a signal that asks it to
@@ -195,7 +195,7 @@ def run_dir(folder: Path, algo: str) -> Path:
 def saved_steps(folder: Path) -> dict[int, int]:
     """The checkpoints of the run: their size by step."""
     with contextlib.suppress(OSError):
-        paths = [path for path in folder.glob("*__life/checkpoints/step_??????????.ckpt")]
+        paths = list(folder.glob("*__life/checkpoints/step_??????????.ckpt"))
         return {int(path.name[5:15]): path.stat().st_size for path in paths if path.exists()}
     return {}
 
@@ -300,7 +300,9 @@ def _difference(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> 
     for a, b in zip(expected, found):
         if a != b:
             names = sorted(name for name in {*a, *b} if a.get(name, "nothing") != b.get(name, "nothing"))
-            return f"step {a['step']} against {b['step']}: " + ", ".join(f"{n} {a.get(n)} against {b.get(n)}" for n in names[:3])
+            return f"step {a['step']} against {b['step']}: " + ", ".join(
+                f"{n} {a.get(n)} against {b.get(n)}" for n in names[:3]
+            )
     return f"{len(expected)} against {len(found)}"
 
 
@@ -341,7 +343,7 @@ def tell(
             story.lost(folder, straight, known)
         if not _fine(story, life, code, struck, story.lives <= failing):
             return story
-        if code == 0 and struck is None or code == 0 and _complete(folder, algo):
+        if code == 0 and (struck is None or _complete(folder, algo)):
             story.compare(folder, straight)
             return story
         between()
@@ -362,12 +364,16 @@ def _fine(story: Story, life: Life, code: int | None, struck: signal.Signals | N
         return struck is not None
     if code is None:
         story.hangs += 1
-        story.note(f"did not end within {PATIENCE:.0f} s ({'after ' + struck.name if struck else 'by itself'}, {life.stage})")
+        story.note(
+            f"did not end within {PATIENCE:.0f} s ({'after ' + struck.name if struck else 'by itself'}, {life.stage})"
+        )
         return struck is not None
     expected = {0} if struck is None else {0, 3, -struck, 130}
     if code not in expected and not (failing and code == 1):
         story.wrong_codes += 1
-        story.note(f"exit code {code} after {struck.name if struck else 'no signal'} in {life.stage}: {life.words[-200:]!r}")
+        story.note(
+            f"exit code {code} after {struck.name if struck else 'no signal'} in {life.stage}: {life.words[-200:]!r}"
+        )
         return struck is not None and story.wrong_codes < 5
     return story.lives < 60
 
@@ -434,7 +440,15 @@ def full_disk_story(algo: str, folder: Path, straight: Straight, seed: int, moun
     if not mounted:
         config_for(algo, folder)
         limit = rng.randint(largest // 4, largest)
-        return tell(algo, folder, straight, seed, kills=0, failing=2, prepare=lambda n: (lambda: limit_files(limit)) if n < 2 else None)
+        return tell(
+            algo,
+            folder,
+            straight,
+            seed,
+            kills=0,
+            failing=2,
+            prepare=lambda n: (lambda: limit_files(limit)) if n < 2 else None,
+        )
     with small_disk(folder, rng.randint(used // 3, used)) as grow:
         config_for(algo, folder)
         between = iter([lambda: None, grow])

@@ -49,7 +49,9 @@ class Outcome:
 
     kind: str
     text: str = ""  # the line, or the end of the traceback
-    planned: bool = True  # whether the package raised the error itself; otherwise a library did, and its text is the line
+    planned: bool = (
+        True  # whether the package raised the error itself; otherwise a library did, and its text is the line
+    )
 
     @property
     def bad(self) -> bool:
@@ -199,8 +201,9 @@ def _child(attempt: Callable[[Case], Outcome], cases: list[Case], seconds: float
 
 def _confine(notes: Path) -> None:
     """Bound the memory, and put the canaries where an import finds them."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    if Path("/proc/self/statm").exists():
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
     os.environ[NOTE] = str(notes / "canary")
     sys.path.insert(0, str(CANARIES))
     warnings.simplefilter("ignore")
