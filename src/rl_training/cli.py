@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ValueError, FileNotFoundError, PermissionError, NotADirectoryError) as error:
+    except (ValueError, FileNotFoundError, PermissionError, NotADirectoryError, MemoryError) as error:
         return _complain(error, 2)
     except (RuntimeError, OSError) as error:
         return _complain(error, 1)

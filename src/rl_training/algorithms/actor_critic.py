@@ -12,6 +12,7 @@ from torch import nn
 
 from rl_training.algorithms.base import Acting, Learner, Tensors
 from rl_training.algorithms.box_policies import BoxPolicy
+from rl_training.base.saved import alike
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.optim.flat import FlatAdam, Target
 
@@ -37,7 +38,7 @@ class LogCoefficient:
         return self.value.detach()
 
     def load_state_dict(self, state: torch.Tensor) -> None:
-        self.value.data.copy_(state)
+        self.value.data.copy_(alike(state, self.state_dict()))
 
 
 class ActorCritic(Learner):

@@ -16,6 +16,7 @@ import torch
 from rl_training.algorithms.base import Acting, Learner, Tensors, UpdateResult, stream
 from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.metrics import Metrics
+from rl_training.base.saved import alike
 from rl_training.models import kernels
 from rl_training.models.dreamer import Actor, Critic, GreedyDreamer, WorldModel, chunked_mean
 from rl_training.models.heads import BoundedNormal, Categorical
@@ -72,6 +73,7 @@ class ReturnScale:
         return {"low": self.low, "high": self.high}
 
     def load_state_dict(self, state: Tensors) -> None:
+        alike(state, self.state_dict())
         self.low.copy_(state["low"])
         self.high.copy_(state["high"])
 

@@ -12,6 +12,7 @@ import torch
 from rl_training.algorithms.base import Learner, Tensors, UpdateResult
 from rl_training.algorithms.terminations import Terminations
 from rl_training.base.devices import arrays_to_device, to_device, to_host
+from rl_training.base.saved import LARGEST, Saved, StateError, alike, within
 from rl_training.base.state import Rng
 from rl_training.models.host import device_of
 from rl_training.models.mlp_mopo import disagreement
@@ -271,21 +272,34 @@ class ModelFit:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "best" in state:  # saved before likelihoods were scored: their scores begin now
+        if isinstance(state, dict) and "best" in state:  # saved before likelihoods were scored: their scores begin now
             best = state["best"]
             new = {"errors": best, "least_errors": best, "likelihoods": torch.full_like(best, math.inf)}
             new |= {"least_likelihood": math.inf, "improved_at": state["updates"], "most_updates": self.most_updates}
             state = {**{name: value for name, value in state.items() if name != "best"}, **new}
+        scores = ("errors", "likelihoods", "least_errors")
+        tensors = ("rows", "holdout", "snapshot")
+        saved = Saved(state, (*self.STATE, *scores, *tensors, "rng", "least_likelihood", "most_updates"))
+        active, members = saved.flag("active"), self._dynamics.model.num_ensembles
+        rows = saved.indices("rows", (members if active else None, None), LARGEST)
+        holdout = saved.indices("holdout", (None,), LARGEST)
+        scored = [saved.array(name, None, (members if active else None,)) for name in scores]
+        least_likelihood = saved.number("least_likelihood", finite=False)
+        most_updates = saved.count_or_none("most_updates")
+        if active:
+            alike(saved["snapshot"], self._dynamics.optimizer.flat)
+            if not rows.size:
+                raise StateError("is empty in the middle of a fit", "rows")
         for name in self.STATE:
-            setattr(self, name, state[name])
-        self.rng.load_state_dict(state["rng"])
-        self.rows, self.holdout = state["rows"].numpy(), state["holdout"].numpy()
-        names = ("errors", "likelihoods", "least_errors")
-        self.errors, self.likelihoods, self.least_errors = (state[name].double().numpy() for name in names)
-        self.least_likelihood = state["least_likelihood"]
-        if self.active:
-            self.most_updates = state["most_updates"]
-        self.snapshot = to_device({"snapshot": state["snapshot"]}, self._device)["snapshot"] if self.active else None
+            with within(name):
+                setattr(self, name, alike(saved[name], getattr(self, name)))
+        with within("rng"):
+            self.rng.load_state_dict(saved["rng"])
+        self.rows, self.holdout, self.least_likelihood = rows, holdout, least_likelihood
+        self.errors, self.likelihoods, self.least_errors = (score.astype(np.float64) for score in scored)
+        if active:
+            self.most_updates = most_updates
+        self.snapshot = to_device({"snapshot": state["snapshot"]}, self._device)["snapshot"] if active else None
 
 
 @torch.no_grad()

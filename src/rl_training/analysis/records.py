@@ -18,6 +18,7 @@ import numpy as np
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
+from rl_training.base.yaml_text import YamlProblem, parse_yaml
 
 __all__ = [
     "Curve",
@@ -232,12 +233,9 @@ class Cache:
 
 def read_run_config(path: Path) -> dict[str, Any]:
     """Read a run's config as plain values; only algo and env_id are checked."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        config = YAML(typ="safe").load(path.read_text())
-    except (YAMLError, UnicodeDecodeError):
+        config = parse_yaml(path.read_text())
+    except (YamlProblem, UnicodeDecodeError):
         raise ValueError("config.yaml is not valid YAML") from None
     if not isinstance(config, dict) or not config.get("algo") or not config.get("env_id"):
         raise ValueError("config.yaml names no algo and env_id")

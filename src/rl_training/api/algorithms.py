@@ -151,13 +151,16 @@ class ManagedAlgorithm:
 
     def _open(self, path: Path, state: CheckpointState | None = None, device: str | None = None) -> None:
         """Load the agent of a checkpoint, so that predictions read no file."""
-        from rl_training.experiment.checkpointing import load_checkpoint
+        from rl_training.experiment.checkpointing import load_checkpoint, raise_on_mismatch
+        from rl_training.runtime.counters import reference_returns
 
         state = state or load_checkpoint(path, buffers=False)
         self._agent, self._spaces = self._spec.load(
             self.config, state, device or self.config.device, env=self._env, network=self._network
         )
-        self._checkpoint, self._references = path, state.trainer_state.get("references", {})
+        with raise_on_mismatch():
+            self._references = reference_returns(state.trainer_state)
+        self._checkpoint = path
 
 
 _NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}

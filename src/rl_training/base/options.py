@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
 __all__ = ["ConfigError", "Loc", "Options", "Sizes", "Strings", "opt", "unknown"]
 
 Loc = tuple[str | int, ...]  # where in a config: names and indices from the top
+LARGEST = 2**63 - 1  # of whole numbers
 
 
 class ConfigError(ValueError):
@@ -35,7 +36,10 @@ def _dotted(loc: Loc) -> str:
 
 
 def opt(default: Any, meaning: str, **bounds: Any) -> Any:
-    """Declare an option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``)."""
+    """Declare an option: its default, what it means, and its bounds (``ge``, ``gt``, ``le``, ``lt``).
+
+    ``allow_inf_nan=True``: an infinity means something. Elsewhere numbers are finite, and whole ones have 64 bits.
+    """
     return Field(default, description=meaning, **bounds)
 
 
@@ -46,7 +50,7 @@ Strings = Annotated[tuple[str, ...], Strict(False)]
 class Options(BaseModel):
     """Validated options: unknown names, wrong types and values out of range are refused, in one line."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     TITLE: typing.ClassVar[str] = ""  # how messages call it, e.g. "sac"
 
     def __init__(self, **values: Any) -> None:
@@ -61,7 +65,7 @@ class Options(BaseModel):
         """Take 1e5 for a whole number and numpy's scalars for numbers, but never True."""
         if not isinstance(values, dict):
             return values
-        return {name: _natural(value, cls.model_fields.get(name)) for name, value in values.items()}
+        return {name: _natural(value, name, cls.model_fields.get(name)) for name, value in values.items()}
 
     def pick(self, names: Iterable[str]) -> dict[str, Any]:
         """Some of the options by name, as they are: arguments for whoever takes them under the same names."""
@@ -69,7 +73,7 @@ class Options(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
-            super().__setattr__(name, _natural(value, type(self).model_fields.get(name)))
+            super().__setattr__(name, _natural(value, name, type(self).model_fields.get(name)))
         except ValidationError as error:
             raise ConfigError(_problems(error, type(self))) from None
 
@@ -79,12 +83,24 @@ class Options(BaseModel):
         return type(self)(**{**given, **changes})
 
 
-def _natural(value: Any, field: FieldInfo | None) -> Any:
+def _too_large(value: Any, loc: Loc) -> list[tuple[Loc, str]]:
+    """Whole numbers of more than 64 bits, at any depth of a value: nothing that counts or draws can take them."""
+    if isinstance(value, int):
+        digits = "a number of many digits" if abs(value) > 10**40 else str(value)
+        return [(loc, f"must fit into 64 bits, got {digits}")] if abs(value) > LARGEST else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [problem for key, part in items for problem in _too_large(part, (*loc, key))]
+
+
+def _natural(value: Any, name: str, field: FieldInfo | None) -> Any:
     value = _without_numpy(value)
     if field is None:
         return value
     if isinstance(value, float) and value.is_integer() and not _accepts(field.annotation, float):
-        return int(value) if _accepts(field.annotation, int) else value
+        value = int(value) if _accepts(field.annotation, int) else value
+    problems = _too_large(value, (name,))
+    if problems:
+        raise ConfigError(problems)
     return value
 
 

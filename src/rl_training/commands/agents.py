@@ -7,7 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from rl_training.commands.flags import Command, checkpoint_argument, count, device_argument, score, stochastic_argument
+from rl_training.commands.flags import (
+    Command,
+    checkpoint_argument,
+    count,
+    device_argument,
+    rate,
+    score,
+    stochastic_argument,
+)
 
 __all__ = ["add"]
 
@@ -42,7 +50,7 @@ def add(command: Command) -> None:
     video.add_argument("--episodes", type=count, default=1, metavar="N", help="how many episodes (default: 1)")
     video.add_argument("--seed", type=int, metavar="N", help="seed of the episodes (default: the run's, as evaluated)")
     video.add_argument("--max-steps", type=count, metavar="N", help="cut episodes after so many steps")
-    video.add_argument("--fps", type=float, metavar="N", help="frames a second (default: the environment's own)")
+    video.add_argument("--fps", type=rate, metavar="N", help="frames a second (default: the environment's own)")
     stochastic_argument(video)
     device_argument(video)
 
@@ -100,8 +108,10 @@ def _predict(args: argparse.Namespace) -> None:
     text = sys.stdin.read() if args.obs == "-" else args.obs
     try:
         obs = np.asarray(json.loads(text), dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise ValueError(f"--obs must be a JSON array of numbers, got {text[:60]!r}") from None
+    if not np.isfinite(obs).all():
+        raise ValueError("--obs must be finite numbers")
     action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
     print(json.dumps(np.asarray(action).tolist()))
 

@@ -16,6 +16,7 @@ __all__ = [
     "config_flags",
     "count",
     "device_argument",
+    "rate",
     "resolved",
     "score",
     "stochastic_argument",
@@ -75,7 +76,15 @@ def count(text: str) -> int:
     return int(number)
 
 
-count.__name__ = "number"
+def rate(text: str) -> float:
+    """Read a number above 0, and not infinite."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+count.__name__ = rate.__name__ = "number"
 
 
 def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:

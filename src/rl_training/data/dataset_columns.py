@@ -78,6 +78,8 @@ def _checked(column: np.ndarray, name: str, where: str) -> np.ndarray:
             f"{where}: {name} must be numbers with a row for each transition, "
             f"got {column.dtype} of shape {column.shape}"
         )
+    if 0 in column.shape[1:]:
+        raise DatasetError(f"{where}: {name} has rows without any number, of shape {column.shape[1:]}")
     if name == "episode_ids":
         return _scalars(column, name, where)
     if name in ("rewards", "returns_to_go", *FLAGS):

@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 import zipfile
-import zlib
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.data.boundaries import TimeLimit
+from rl_training.data.dataset_headers import read_hdf5_columns, read_npz_columns
 from rl_training.data.errors import DatasetError
-from rl_training.data.offline_dataset import TransitionDataset
+from rl_training.data.offline_dataset import REFERENCES, TransitionDataset
 
 __all__ = [
     "load_transition_dataset",
@@ -62,26 +63,7 @@ def load_transition_dataset(
 def read_npz(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     """Columns by name, and a ``meta`` of JSON if there is one."""
     _require_file(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DatasetError(f"{path} holds a single array, not the columns of a dataset")
-            columns = {}
-            for name in file.files:
-                try:
-                    columns[name] = file[name]
-                except ValueError as error:
-                    if "allow_pickle" in str(error):
-                        raise DatasetError(
-                            f"{path}: {name} holds pickled objects, which could run code; it was not read"
-                        ) from None
-                    raise
-    except DatasetError:
-        raise
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        if "allow_pickle" in str(error) or "pickled" in str(error):
-            raise DatasetError(f"{path} holds pickled objects, which could run code; it was not read") from None
-        raise DatasetError(f"{path} is damaged or not an npz file ({reason(error)})") from None
+    columns: dict[str, Any] = read_npz_columns(path)
     return _dataset({**columns, "meta": _meta(columns.pop("meta", None), path)}, path, time_limit)
 
 
@@ -104,17 +86,8 @@ def read_hdf5(path: Path, *, time_limit: TimeLimit = None) -> TransitionDataset:
     """D4RL's layout: observations, actions, rewards, terminals, timeouts and, in most files, next_observations."""
     _require_file(path)
     h5py = _require_package("h5py")
-    try:
-        with h5py.File(path, "r") as file:
-            columns = {
-                name: file[name][()]
-                for name in file
-                if isinstance(file[name], h5py.Dataset) and file[name].dtype.kind in "buif"
-            }
-            groups = [name for name in file if isinstance(file[name], h5py.Group)]
-            meta = _meta(file.attrs.get("meta"), path)
-    except (OSError, KeyError, RuntimeError) as error:
-        raise DatasetError(f"{path} is damaged or not an hdf5 file ({reason(error)})") from None
+    columns, groups, text = read_hdf5_columns(path, h5py)
+    meta = _meta(text, path)
     if groups and not columns:
         raise DatasetError(f"{path} holds groups ({', '.join(groups[:3])}, ...), not D4RL's columns of transitions")
     return _dataset({**columns, "meta": meta}, path, time_limit)
@@ -251,9 +224,15 @@ def _meta(text: Any, where: Any) -> dict[str, Any]:
         return {}
     try:
         meta = json.loads(str(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DatasetError(f"{where}: its meta is not JSON") from None
-    return meta if isinstance(meta, dict) else {}
+    if not isinstance(meta, dict):
+        return {}
+    for name in REFERENCES:
+        value = meta.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)):
+            raise DatasetError(f"{where}: {name} in its meta must be a finite number, got {str(value)[:40]}")
+    return meta
 
 
 def _require_package(package: str) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.saved import Saved, StateError
+
 __all__ = ["FrameStore", "from_frame_ring"]
 
 # in place of a row's number: the frame is not needed, or transitions that are not rows yet will show it
@@ -157,18 +159,30 @@ class FrameStore:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load everything but which rows show which frames, which ``assign`` and ``retain`` must then repeat. Without a
         list of free places, those that neither of them names are free."""
-        data = state["data"].numpy()
-        if data.shape[1:] != self._data.shape[1:]:
-            raise ValueError("stored frames do not fit: the observations must be those of the saved run")
-        self.grow(max(state["grown"] - self._grown, len(data) - self.capacity, 0))
+        saved = Saved(state, ("data", "count", "free", "grown", "streams", "last"))
+        data = saved.array("data", np.uint8, (None, self._data.shape[1]))
+        grown = saved.count("grown", most=len(data) + 2 * self.stack)  # places are added when nearly all are in use
+        free = None if saved["free"] is None else saved.indices("free", (None,), len(data)).tolist()
+        if free is not None and len(set(free)) < len(free):
+            raise StateError("holds a place twice", "free")
+        streams = saved.counts("streams")
+        last = saved.indices("last", (len(streams), self.stack), len(data))
+        count = saved.count("count")
+
+        self.grow(max(grown - self._grown, len(data) - self.capacity, 0))
         self._data[: len(data)] = data
-        self.count, self._touched = state["count"], len(data)
-        self._free = [] if state["free"] is None else state["free"].tolist()
-        self._abandoned = [np.arange(len(data))] if state["free"] is None else []
+        self.count, self._touched = count, len(data)
+        self._free = [] if free is None else free
+        self._abandoned = [np.arange(len(data))] if free is None else []
         self._newest_row[:] = FREE
         self._newest_row[: len(data)] = RETAINED
         self._newest_row[self._free] = FREE
-        self._last = dict(zip(state["streams"], state["last"].numpy().copy()))
+        self._last = dict(zip(streams, last.copy()))
+
+    def require_places(self, places: np.ndarray) -> None:
+        """Refuse, in a state that is being loaded, numbers that are not places of frames."""
+        if places.dtype.kind not in "iu" or (places.size and not 0 <= places.min() <= places.max() < self._touched):
+            raise StateError("rows show frames that are not there")
 
 
 def from_frame_ring(state: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +199,8 @@ def from_frame_ring(state: dict[str, Any]) -> dict[str, Any]:
     }
     last = torch.stack(list(kept.values())) if kept else frames["last"][:0]
     moved = {**frames, "free": None, "grown": 0, "streams": list(kept), "last": last}
-    state = {**state, "frames": moved, "size": size}
+    kept_parts = {name: value for name, value in state.items() if name != "oldest_frame"}
+    state = {**kept_parts, "frames": moved, "size": size}
     if "obs" in state.get("window", {}):
         state["window"] = {**state["window"], "obs": state["window"]["obs"] % length}
     return state

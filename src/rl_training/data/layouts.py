@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from rl_training.base.batches import PackedBatch, Tensors
+from rl_training.base.saved import Saved, within
 from rl_training.data.frames import FrameStore
 from rl_training.data.n_step import NStepWindow
 
@@ -52,6 +53,8 @@ class PackedLayout:
 
     Row number k lies at k modulo the capacity. With ``reuse``, every batch of one size fills the same tensors again.
     """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("packed", "loose")  # of its state
 
     def __init__(self, capacity: int, fields: Mapping[str, Field], *, reuse: bool = False) -> None:
         self.capacity, self._reuse = capacity, reuse
@@ -129,9 +132,14 @@ class PackedLayout:
 
     def load_state_dict(self, state: dict[str, Any], source: Any, target: Any) -> None:
         """Put the saved rows at ``source`` to the places ``target``."""
-        self.matrix[target] = state["packed"].numpy()[source]
+        saved = Saved(state, PackedLayout.PARTS, state)
+        packed = saved.array("packed", np.float32, (None, self.matrix.shape[1]))
+        with within("loose"):
+            columns = Saved(saved["loose"], self.loose)
+            loose = {n: columns.array(n, a.dtype, (len(packed), *a.shape[1:])) for n, a in self.loose.items()}
+        self.matrix[target] = packed[source]
         for name, array in self.loose.items():
-            array[target] = state["loose"][name].numpy()[source]
+            array[target] = loose[name][source]
 
 
 class FrameLayout(PackedLayout):
@@ -140,6 +148,8 @@ class FrameLayout(PackedLayout):
     The frames have room for a tenth more than there are rows, as an episode's first observation adds a frame beyond
     those of its steps. Where that is not enough, the oldest rows are evicted, and if none is left the room grows.
     """
+
+    PARTS = ("packed", "loose", "frames")
 
     def __init__(
         self,
@@ -185,7 +195,10 @@ class FrameLayout(PackedLayout):
         self._assign(_places(rows), first, window)
 
     def announce_written(self, first: int, n: int, window: NStepWindow | None) -> None:
-        self._assign(self._written_places(first, n), first, window)
+        places = self._written_places(first, n)
+        for shown in (places, *([] if window is None else window.open_obs())):
+            self.frames.require_places(shown)
+        self._assign(places, first, window)
 
     def _assign(self, places: np.ndarray, first: int, window: NStepWindow | None) -> None:
         self.frames.assign(places, np.arange(first, first + len(places)))
@@ -217,7 +230,8 @@ class FrameLayout(PackedLayout):
     def load_state_dict(self, state: dict[str, Any], source: Any, target: Any) -> None:
         """As for any layout; which rows show which frames must be announced again."""
         super().load_state_dict(state, source, target)
-        self.frames.load_state_dict(state["frames"])
+        with within("frames"):
+            self.frames.load_state_dict(state["frames"])
 
 
 class _Target(NamedTuple):

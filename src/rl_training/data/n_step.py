@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.base.saved import Saved
+
 __all__ = ["NStepWindow"]
 
 Rows = dict[str, Any]
+COLUMNS = ("obs", "actions", "returns", "discounts")  # of open transitions, as they are saved
 
 
 @dataclass(slots=True)
@@ -75,18 +78,20 @@ class NStepWindow:
         entries = [transition for pending in self._open for transition in pending]
         if not entries:
             return {"lengths": lengths}
-        columns = {
-            "obs": [entry.obs for entry in entries],
-            "actions": [entry.action for entry in entries],
-            "returns": [entry.reward for entry in entries],
-            "discounts": [entry.discount for entry in entries],
-        }
-        return {"lengths": lengths, **{name: torch.from_numpy(np.array(values)) for name, values in columns.items()}}
+        columns = zip(*((entry.obs, entry.action, entry.reward, entry.discount) for entry in entries))
+        return {"lengths": lengths, **{n: torch.from_numpy(np.array(values)) for n, values in zip(COLUMNS, columns)}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        columns = [state[name].numpy() for name in ("obs", "actions", "returns", "discounts") if name in state]
-        entries = iter([_Open(o.copy(), a.copy(), float(r), float(d)) for o, a, r, d in zip(*columns)])
-        self._open = [[next(entries) for _ in range(length)] for length in state["lengths"]]
+    def load_state_dict(self, state: dict[str, Any], *shapes: tuple[int, ...]) -> None:
+        """``shapes``: of an observation and of an action, as they are stored."""
+        lengths = Saved(state, ("lengths",), COLUMNS).counts("lengths", most=self.n - 1)
+        count, entries = sum(lengths), iter(list[_Open]())
+        if count:
+            saved = Saved(state, ("lengths", *COLUMNS))
+            obs, actions = (saved.array(name, None, (count, *shape)) for name, shape in zip(COLUMNS, shapes))
+            returns, discounts = (saved.array(name, np.float64, (count,), finite=True) for name in COLUMNS[2:])
+            columns = zip(obs, actions, returns, discounts)
+            entries = iter([_Open(o.copy(), a.copy(), float(r), float(d)) for o, a, r, d in columns])
+        self._open = [[next(entries) for _ in range(length)] for length in lengths]
 
 
 def _closed(complete: list[tuple[_Open, int]], rows: Rows) -> Rows | None:

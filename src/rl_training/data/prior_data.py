@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rl_training.base.batches import Tensors
+from rl_training.base.saved import Saved
 from rl_training.base.state import Rng, Stateful
 from rl_training.data.agent_units import in_agent_units
 from rl_training.data.dataset_files import load_transition_dataset
@@ -125,6 +126,6 @@ class PriorData(Stateful):
         return self._buffer.columns()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self.fingerprint:
+        if Saved(state, ("fingerprint", "rng"))["fingerprint"] != self.fingerprint:
             raise ValueError("the dataset has changed since the run began; it can only go on with the same data")
         super().load_state_dict(state)

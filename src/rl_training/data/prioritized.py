@@ -9,6 +9,7 @@ import torch
 
 from rl_training.base.batches import PackedBatch, Tensors
 from rl_training.base.devices import to_device, to_host
+from rl_training.base.saved import Saved, StateError
 from rl_training.data.replay_buffer import ReplayBuffer
 
 __all__ = ["PrioritizedReplayBuffer", "SumTree"]
@@ -115,9 +116,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super().state_dict(), "weights": weights, "highest": self.highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        weights, self.highest = state.pop("weights").numpy(), state.pop("highest")
-        super().load_state_dict(state)
+        saved = Saved(state, ("weights", "highest"), state)
+        highest = saved.number("highest", least=0)
+        super().load_state_dict({name: value for name, value in state.items() if name not in ("weights", "highest")})
+        weights = saved.array("weights", np.float64, (len(state["packed"]),), finite=True)
+        if (weights < 0).any():
+            raise StateError("holds priorities below 0", "weights")
+        self.highest = highest
         source, target = self._moved(len(weights))
         priorities = np.zeros(self.capacity)
         priorities[target] = weights[source]

@@ -10,6 +10,7 @@ import torch
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
 from rl_training.base.errors import reason
+from rl_training.base.saved import LARGEST, Saved, StateError, within
 from rl_training.base.state import Rng
 from rl_training.data.layouts import numpy_dtype
 
@@ -159,19 +160,31 @@ class RecurrentReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state["rows"]) != self.num_envs:
-            raise ValueError(f"the buffer has {self.num_envs} environments, the checkpoint {len(state['rows'])}")
-        for name, target in (("written", self.written), ("reward", self.next_reward), ("fresh", self.next_starts)):
-            target[:] = state[name].numpy()
-        for e, columns in enumerate(state["rows"]):
-            count, written = len(columns["rewards"]), int(self.written[e])
-            if count > self._rows:
-                raise ValueError(
-                    f"the buffer has room for {self._rows} rows of each environment, the checkpoint has {count}"
-                )
-            order: Any = slice(count)
-            if count < min(written, self._rows):  # from a full buffer of less capacity: oldest first
-                order, self.written[e] = (written + np.arange(count)) % count, count
-            for name, column in columns.items():
-                self._columns[name][e, :count] = column.numpy()[order]
-        self.rng.load_state_dict(state["rng"])
+        saved = Saved(state, ("rows", "rng", "written", "reward", "fresh"))
+        rows, n = saved.items("rows"), self.num_envs
+        if len(rows) != n:
+            raise StateError(f"the buffer has {n} environments, the checkpoint {len(rows)}", "rows")
+        for name, target in (("reward", self.next_reward), ("fresh", self.next_starts)):
+            target[:] = saved.array(name, np.float32, (n,), finite=True)
+        self.written[:] = saved.indices("written", (n,), LARGEST)
+        for e, stored in enumerate(rows):
+            with within(f"rows.{e}"):
+                self._load_rows(e, stored)
+        with within("rng"):
+            self.rng.load_state_dict(saved["rng"])
+
+    def _load_rows(self, e: int, stored: Any) -> None:
+        """The rows of one environment, of which ``written`` is known."""
+        own = {name: column[e] for name, column in self._columns.items()}
+        saved, written = Saved(stored, own), int(self.written[e])
+        count = len(saved.array("rewards", np.float32, (None,)))
+        if count > self._rows:
+            raise StateError(f"the buffer has room for {self._rows} rows of an environment, the checkpoint has {count}")
+        columns = {name: saved.array(name, own[name].dtype, (count, *own[name].shape[1:])) for name in own}
+        if count > written or (written and not count):
+            raise StateError(f"holds {count} rows of {written} that were written")
+        order: Any = slice(count)
+        if count < min(written, self._rows):  # from a full buffer of less capacity: oldest first
+            order, self.written[e] = (written + np.arange(count)) % count, count
+        for name, column in columns.items():
+            own[name][:count] = column[order]

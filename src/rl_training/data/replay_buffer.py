@@ -10,6 +10,7 @@ import torch
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
 from rl_training.base.errors import reason
+from rl_training.base.saved import Saved, StateError, within
 from rl_training.base.state import Rng
 from rl_training.data.frames import from_frame_ring
 from rl_training.data.layouts import Field, FrameLayout, PackedLayout, Rows, numpy_dtype, transition_fields
@@ -181,20 +182,28 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the state of a buffer of any capacity, if its rows fit into this one."""
-        layout, (saved, width) = self._layout, state["packed"].shape
-        if state["size"] > self.capacity or width != layout.matrix.shape[1]:
-            raise ValueError(
-                f"replay buffer of {self.capacity} rows of width {layout.matrix.shape[1]} cannot take "
-                f"{state['size']} rows of width {width}: capacity and spaces must be those of the saved run"
-            )
-        if "frames" in state and "free" not in state["frames"]:
+        layout, width = self._layout, self._layout.matrix.shape[1]
+        if isinstance(state, dict) and isinstance(state.get("frames"), dict) and "free" not in state["frames"]:
             state = from_frame_ring(state)
-        self.size, self.written, self.newest = state["size"], state["written"], state["newest"]
-        layout.load_state_dict(state, *self._moved(saved))
+        own = {*layout.PARTS, "written", "size", "newest", "rng"} | ({"window"} if self._window is not None else set())
+        saved = Saved(state, own)
+        packed = saved.array("packed", np.float32, (None, None))
+        written = saved.count("written")
+        size = saved.count("size", most=min(written, len(packed)))
+        if size > self.capacity or packed.shape[1] != width:
+            raise StateError(
+                f"a replay buffer of {self.capacity} rows of width {width} cannot take "
+                f"{size} rows of width {packed.shape[1]}: capacity and spaces must be those of the saved run"
+            )
+        self.size, self.written, self.newest = size, written, saved.count_or_none("newest")
+        layout.load_state_dict(state, *self._moved(len(packed)))
         if self._window is not None:
-            self._window.load_state_dict(state["window"])
-        layout.announce_written(self.written - self.size, self.size, self._window)
-        self.rng.load_state_dict(state["rng"])
+            with within("window"):
+                stored = (layout.columns[name].shape[1:] for name in ("obs", "actions"))
+                self._window.load_state_dict(saved["window"], *stored)
+        layout.announce_written(written - size, size, self._window)
+        with within("rng"):
+            self.rng.load_state_dict(saved["rng"])
 
     def _moved(self, saved: int) -> tuple[Any, Any]:
         """The rows to take of the ``saved`` ones of a state, and their places: row k lies at k modulo the capacity."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.base.moments import merge_moments
+from rl_training.base.saved import Saved
 
 __all__ = ["RewardScaler"]
 
@@ -43,5 +44,7 @@ class RewardScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.returns = state["returns"].numpy().copy()
-        self.count, self.mean, self.square = state["count"], np.array(state["mean"]), np.array(state["square"])
+        saved = Saved(state, ("returns", "count", "mean", "square"))
+        self.returns = saved.array("returns", np.float64, self.returns.shape, finite=True).copy()
+        self.count, self.mean = saved.number("count", least=0), np.array(saved.number("mean"))
+        self.square = np.array(saved.number("square", least=0))

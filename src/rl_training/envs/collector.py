@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rl_training.base.errors import raised
+from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.remote import RemoteEnv
@@ -191,18 +192,20 @@ class Collector:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Rebuild every environment. Those that could not be, and began anew, are 1 in ``lost`` (N,); ``lost_at`` are
         the saved observations."""
-        if len(state["envs"]) != len(self._envs):
-            raise ValueError(
-                f"the run has {len(state['envs'])} environments, not {len(self._envs)}: num_envs cannot change"
-            )
-        self.steps, self.episodes = state["steps"], state["episodes"]
-        self.recent = deque(((r, n) for r, n in state["recent"]), maxlen=100)
-        for slot, saved in zip(self._envs, state["envs"]):
-            slot.load_state_dict(saved)
-        self.lost_at, self.lost = state["obs"].numpy(), np.zeros(len(self._envs), np.float32)
-        for i, (slot, saved) in enumerate(zip(self._envs, state["envs"])):
+        saved = Saved(state, ("envs", "obs", "steps", "episodes", "recent"))
+        envs, recent = saved.items("envs"), [_episode(pair) for pair in saved.items("recent")]
+        if len(envs) != len(self._envs):
+            raise StateError(f"the run has {len(envs)} environments, not {len(self._envs)}: num_envs cannot change")
+        self.lost_at = saved.array("obs", self.obs.dtype, self.obs.shape)
+        self.steps, self.episodes = saved.count("steps"), saved.count("episodes")
+        self.recent = deque(recent, maxlen=100)
+        for i, (slot, one) in enumerate(zip(self._envs, envs)):
+            with within(f"envs.{i}"):
+                slot.load_state_dict(one)
+        self.lost = np.zeros(len(self._envs), np.float32)
+        for i, (slot, one) in enumerate(zip(self._envs, envs)):
             try:
-                obs, self._returns[i], self._lengths[i] = slot.replay(saved["actions"])
+                obs, self._returns[i], self._lengths[i] = slot.replay(one["actions"])
                 self.obs[i] = obs if self._encode is None else self._encode(obs)
                 self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
             except Exception as error:  # an episode that ended sooner this time may refuse further steps
@@ -218,3 +221,11 @@ class Collector:
     def close(self) -> None:
         for slot in self._envs:
             slot.env.close()
+
+
+def _episode(pair: Any) -> tuple[float, int]:
+    """A finished episode's return and length, as they are saved."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise StateError("holds what is not a return and a length", "recent")
+    saved = Saved({"return": pair[0], "length": pair[1]}, ("return", "length"))
+    return saved.number("return", finite=False), saved.count("length")

@@ -8,13 +8,15 @@ environment.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import first_observation
+from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.wrappers import layers
 
 __all__ = ["ReplayableAtari", "ReplayableEnv", "episode_seed", "replayable"]
@@ -27,6 +29,8 @@ def episode_seed(*key: int) -> int:
 
 class ReplayableEnv:
     """``step`` is the environment's own; append each action to ``actions`` and call ``begin`` when an episode ends."""
+
+    PARTS: ClassVar[tuple[str, ...]] = ("episode", "actions")  # of its state
 
     def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
         self.env, self.step = env, env.step
@@ -49,17 +53,23 @@ class ReplayableEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to the start of the saved episode; ``replay`` goes on from there."""
-        self.episode = state["episode"]
-        self.actions = []
+        saved = Saved(state, self.PARTS)
+        episode = saved.count("episode")
+        if saved["actions"] is not None:
+            require_actions(saved["actions"], self.env.action_space)
+        self.episode, self.actions = episode, []
 
     def replay(self, actions: Any) -> tuple[Any, float, int]:
         """Reset and repeat the saved actions: the observation they lead to, and the rewards and steps on the way."""
         obs, total = self._reset(), 0.0
         rows = np.zeros((0, 1)) if actions is None else actions.numpy()
         self.actions = rows.tolist() if rows.ndim == 1 else list(rows)  # Discrete: plain numbers, as in ``step``
+        ended = False
         for action in self.actions:
-            obs, reward, *_ = self.step(action)
-            total += float(reward)
+            if ended:
+                raise ValueError("its episode ended sooner than it did before")
+            obs, reward, terminated, truncated, *_ = self.step(action)
+            total, ended = total + float(reward), bool(terminated or truncated)
         return obs, total, len(self.actions)
 
 
@@ -71,6 +81,8 @@ class ReplayableAtari(ReplayableEnv):
     several episodes, one per life; the emulator's state leaves out the last action, which sticky actions repeat, so
     replays start with the game.
     """
+
+    PARTS = ("episode", "actions", "before", "earlier")
 
     def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
         super().__init__(env, seed=seed, index=index)
@@ -103,18 +115,35 @@ class ReplayableAtari(ReplayableEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before, self._earlier = state["before"], [actions.tolist() for actions in state["earlier"]]
+        saved = Saved(state, self.PARTS)
+        earlier = saved.items("earlier")
+        for actions in earlier:
+            require_actions(actions, self.env.action_space)
         self.env.reset(seed=episode_seed(*self._key, 0))  # the first game, or a generator to overwrite
-        if self._before is not None:
-            from ale_py import ALEState
-
-            self._base.restore_state(ALEState(self._before["emulator"].numpy().tobytes()))
-            self._base.np_random.bit_generator.state = self._before["np_random"]
+        if saved["before"] is not None:
+            with within("before"):
+                restore_emulator(self._base, saved["before"])
+        self._before, self._earlier = saved["before"], [actions.tolist() for actions in earlier]
         for i, actions in enumerate(self._earlier):
             if i > 0 or self._before is not None:
                 self.env.reset()
             for action in actions:
                 self.step(action)
+
+
+def require_actions(actions: Any, space: gym.Space) -> None:
+    """Refuse, before any is taken, saved actions (T, ...) of which one is not an action of the environment."""
+    box = isinstance(space, gym.spaces.Box)
+    dtype = space.dtype if box else None if space.shape else np.int64
+    rows = Saved({"actions": actions}, ("actions",)).array("actions", dtype, (None, *(space.shape or ())), finite=box)
+    if isinstance(space, gym.spaces.Box):
+        low, high = space.low, space.high
+    else:
+        first = np.asarray(getattr(space, "start", 0))
+        choices = space.n if isinstance(space, gym.spaces.Discrete) else getattr(space, "nvec", 2)
+        low, high = first, first + choices - 1
+    if not ((rows >= low) & (rows <= high)).all():
+        raise StateError("holds what is not an action of the environment", "actions")
 
 
 def replayable(env: gym.Env, *, seed: int, index: int) -> ReplayableEnv:

@@ -20,13 +20,16 @@ from safetensors import SafetensorError, safe_open
 
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
+from rl_training.base.saved import Saved, StateError, within
 from rl_training.experiment.migrations import FORMAT, STEPS, upgrade
 
 __all__ = [
     "SUFFIX",
     "CheckpointError",
     "CheckpointState",
+    "agent_state",
     "buffers_path",
+    "count_numbers",
     "first_nonfinite",
     "load_checkpoint",
     "raise_on_mismatch",
@@ -82,18 +85,50 @@ def load_checkpoint(path: str | Path, *, buffers: bool = True) -> CheckpointStat
     tree, _ = _read(path)
     if not isinstance(tree, dict) or set(tree) != set(PARTS):
         raise CheckpointError(f"{path} is not a checkpoint of rl_training")
+    with _named(path):
+        _check_parts(tree)
     number = tree["metadata"].get("format")
-    if number != FORMAT and number not in STEPS:
+    if type(number) is not int or (number != FORMAT and number not in STEPS):
         raise CheckpointError(f"{path} has format {number}; this version reads formats {min(STEPS)} to {FORMAT}")
     stored = tree["buffer_state"]
-    if isinstance(stored, dict) and "$file" in stored:
+    if stored is not None and "$file" in stored:
         tree["buffer_state"] = _read_buffers(path, stored) if buffers else None
-    upgrade(tree, number)
+    with _named(path):
+        upgrade(tree, number)
     return CheckpointState(**tree)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file whose contents are not what a checkpoint's are, whatever they are."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{path} does not hold what a checkpoint holds: {reason(error)}") from error
+
+
+def _check_parts(tree: dict[str, Any]) -> None:
+    """Every part is a mapping; the config and the metadata are plain values."""
+    for name in PARTS:
+        with within(name):
+            if name != "buffer_state" or tree[name] is not None:
+                Saved(tree[name], (), tree[name])
+            if name in ("config", "metadata") and any(True for _ in _tensors(tree[name])):
+                raise StateError("holds tensors")
+
+
+def agent_state(state: CheckpointState) -> dict[str, Any]:
+    """The state of a checkpoint's agent, whose numbers are all finite: no other is ever saved."""
+    bad = first_nonfinite(state.algorithm_state)
+    if bad:
+        raise StateError("is not finite", bad)
+    return state.algorithm_state
 
 
 def _read_buffers(path: Path, stored: dict[str, Any]) -> Any:
     """Read the sibling file in which a checkpoint's large buffers lie."""
+    if set(stored) != {"$file", "sha256"} or not all(isinstance(value, str) for value in stored.values()):
+        raise CheckpointError(f"{path} does not say which file holds its buffers")
     sibling = path.parent / Path(stored["$file"]).name
     if not sibling.exists():
         lost = f"{path} has lost its buffers ({sibling.name} is gone)"
@@ -101,6 +136,8 @@ def _read_buffers(path: Path, stored: dict[str, Any]) -> Any:
     tree, digest = _read(sibling)
     if digest != stored["sha256"]:
         raise CheckpointError(f"{sibling} does not belong to {path.name}: its checksum differs")
+    if not isinstance(tree, dict) or not isinstance(tree.get("buffer_state"), dict):
+        raise CheckpointError(f"{sibling} does not hold buffers")
     return tree["buffer_state"]
 
 
@@ -109,10 +146,9 @@ def raise_on_mismatch() -> Iterator[None]:
     """Turns the errors of loading a state into something of another shape into one that says so."""
     try:
         yield
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error.args[0] if error.args else error).split())
+    except Exception as error:
         raise CheckpointError(
-            f"the checkpoint does not fit (another network, algorithm or environment?): {reason}"
+            f"the checkpoint does not fit (another network, algorithm or environment?): {reason(error)}"
         ) from error
 
 
@@ -121,11 +157,21 @@ def buffers_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.buffers{path.suffix}")
 
 
-def _nbytes(state: Any) -> int:
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested state."""
     if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
-    return sum(map(_nbytes, parts))
+        yield state
+    for part in state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ():
+        yield from _tensors(part)
+
+
+def count_numbers(state: Any) -> int:
+    """How many numbers the tensors of a nested state have."""
+    return sum(tensor.numel() for tensor in _tensors(state))
+
+
+def _nbytes(state: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state))
 
 
 def _pack(state: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
@@ -151,7 +197,12 @@ def _pack(state: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
 
 def _unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(tree, dict):
-        return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _unpack(v, tensors) for k, v in tree.items()}
+        if "$tensor" in tree:
+            name = tree["$tensor"]
+            if not isinstance(name, str) or name not in tensors:
+                raise ValueError(f"it refers to a tensor that it does not hold: {str(name)[:60]}")
+            return tensors[name]
+        return {k: _unpack(v, tensors) for k, v in tree.items()}
     return [_unpack(value, tensors) for value in tree] if isinstance(tree, list) else tree
 
 
@@ -196,6 +247,9 @@ def _read(path: Path) -> tuple[Any, str]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
+            for name in file.keys():  # noqa: SIM118
+                if (kind := file.get_slice(name).get_dtype()) not in DTYPES.values():
+                    raise ValueError(f"a tensor of type {kind}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged or not a checkpoint ({reason(error)})") from None
@@ -206,7 +260,7 @@ def _read(path: Path) -> tuple[Any, str]:
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
     try:
         return _unpack(json.loads(metadata["tree"]), tensors), digest
-    except (KeyError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({reason(error)})") from None
 
 

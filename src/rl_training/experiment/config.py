@@ -13,6 +13,8 @@ __all__ = ["TrainConfig"]
 
 LoggerNames = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
 
+THREAD_LIMIT = 1_024
+
 
 class TrainConfig(Options):
     """The config of a run: algorithm, environment, length, output, and the options of each."""
@@ -54,8 +56,8 @@ class TrainConfig(Options):
     @field_validator("threads")
     @classmethod
     def _some_threads(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"must be at least 1 or 'auto', got {value}")
+        if isinstance(value, int) and not 1 <= value <= THREAD_LIMIT:
+            raise ValueError(f"must be 1 to {THREAD_LIMIT:,} or 'auto', got {value}")
         return value
 
     @field_validator("algo")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.base.options import ConfigError, Loc
+from rl_training.base.yaml_text import YamlProblem, parse_yaml
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
@@ -53,18 +54,13 @@ def find_config(path: str | Path) -> Path:
 
 def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> TrainConfig:
     """Read and check a config with its options; ``overrides`` (values by dotted name) take precedence over the file."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     found = find_config(path)
     try:
-        tree = YAML(typ="rt").load(found.read_text())
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{found}:{mark.line + 1}" if mark else str(found)
-        raise ConfigError([((), f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}")]) from None
+        tree = parse_yaml(found.read_text(), "rt")
     except UnicodeDecodeError:
         raise ConfigError([((), f"{found}: not a text file")]) from None
+    except YamlProblem as error:
+        raise ConfigError([((), f"{found}{f':{error.line}' if error.line else ''}: {error}")]) from None
     if not isinstance(tree, dict):
         kind = "an empty file" if tree is None else "a list" if isinstance(tree, list) else f"{tree!r}"
         raise ConfigError([((), f"{found}: a config is a mapping of names to values, got {kind}")])
@@ -136,15 +132,12 @@ def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
 
 def parse_override(text: str) -> tuple[str, Any]:
     """Split ``a.b=value``, and read the value as YAML."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise ConfigError([((), f"--set takes name=value, e.g. algo_kwargs.learning_rate=1e-3; got {text!r}")])
     try:
-        return name.strip(), YAML(typ="safe", pure=True).load(value)
-    except YAMLError:
+        return name.strip(), parse_yaml(value, "pure")
+    except YamlProblem:
         raise ConfigError([((), f"--set {name}: {value!r} is not a YAML value")]) from None
 
 

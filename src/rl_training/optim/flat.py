@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rl_training.base.batches import Tensors
+from rl_training.base.saved import alike
 
 __all__ = ["MOVED", "FlatAdam", "FlatLaProp", "FlatOptimizer", "FlatParameters", "FlatRMSprop", "Target", "descend"]
 
@@ -115,7 +116,9 @@ class FlatOptimizer(FlatParameters):
         return {name: getattr(self, name) for name in self.TENSORS}
 
     def load_state_dict(self, state: Tensors) -> None:
-        for name, tensor in self.state_dict().items():
+        own = self.state_dict()
+        alike(state, own)
+        for name, tensor in own.items():
             tensor.copy_(state[name])
 
 

@@ -51,6 +51,8 @@ class CallbackList:
         return {name: cb.state_dict() for name, cb in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise ValueError("the states of callbacks are a mapping")
         for name, cb in self._stateful.items():
             if name in state:
                 cb.load_state_dict(state[name])

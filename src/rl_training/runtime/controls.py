@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rl_training.base.options import Options, opt
+from rl_training.base.saved import Saved
 from rl_training.base.stop_kind import StopKind
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
@@ -60,7 +61,9 @@ class EarlyStoppingCallback(Callback):
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        saved = Saved(state, ("best", "waited"))
+        self.best = None if saved["best"] is None else saved.number("best", finite=False)
+        self.waited = saved.count("waited")
 
 
 def _stop(trainer: TrainerState, reason: str) -> None:

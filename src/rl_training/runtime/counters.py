@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
+from rl_training.base.saved import Saved, within
 from rl_training.base.state import Rng, Stateful
 from rl_training.data.offline_dataset import REFERENCES
 
-__all__ = ["Counters", "TorchRng"]
+__all__ = ["Counters", "TorchRng", "reference_returns"]
 
 
 class TorchRng:
@@ -23,9 +25,18 @@ class TorchRng:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(state["cpu"])
-        for device, saved in zip(range(torch.cuda.device_count()), state["cuda"]):
-            torch.cuda.set_rng_state(saved, device)
+        saved = Saved(state, ("cpu", "cuda"))
+        torch.set_rng_state(torch.from_numpy(saved.array("cpu", np.uint8, tuple(torch.get_rng_state().shape))))
+        for device, one in zip(range(torch.cuda.device_count()), saved.items("cuda")):
+            torch.cuda.set_rng_state(one, device)
+
+
+def reference_returns(state: dict[str, Any]) -> dict[str, float]:
+    """The returns of a random and an expert policy that a run's saved state has; none if it has none."""
+    with within("references"):
+        saved = state.get("references", {})
+        references = Saved(saved, (), REFERENCES)
+        return {name: references.number(name) for name in saved}
 
 
 class Counters(Stateful):
@@ -40,6 +51,14 @@ class Counters(Stateful):
         self.torch_rng = TorchRng()
         self._seed = seed
         torch.manual_seed(seed)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with within("counters"):
+            counters = Saved(state["counters"], state["counters"])
+            for name in state["counters"]:
+                counters.count(name)
+        reference_returns(state)
+        super().load_state_dict(state)
 
     def rng(self, name: str) -> Rng:
         """A random stream of its own for each purpose."""

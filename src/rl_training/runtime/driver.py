@@ -15,7 +15,7 @@ from rl_training.base.signals import stop_signals
 from rl_training.base.stop_kind import StopKind
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.experiment import runs
-from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.checkpointing import CheckpointState, raise_on_mismatch
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.clock import Clock
 from rl_training.runtime.engine import Engine
@@ -97,12 +97,12 @@ class Driver:
         run, agent, saved_engine = self._run, self._loop.agent, None
         if checkpoint is not None:
             restore(run, self._loop, checkpoint, self._total)
-            self._evaluator.best = checkpoint.metadata.get("best_eval")
-            self._evaluator.metrics = checkpoint.metadata.get("last_eval") or {}
+            self._evaluator.recall(checkpoint.metadata)
             saved_engine = checkpoint.trainer_state.get("engine")
         run.schedules = Schedules(agent, run.options, self._total)
-        if saved_engine:
-            run.engine = Engine.restored(saved_engine)
+        if saved_engine is not None:
+            with raise_on_mismatch():
+                run.engine = Engine.restored(saved_engine)
         else:
             run.engine = Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
         run.engine.prepare(agent)

@@ -21,14 +21,15 @@ from torch import nn
 
 from rl_training.algorithms.base import Learner
 from rl_training.base.options import ConfigError
-from rl_training.experiment.config import TrainConfig
+from rl_training.base.saved import Saved
+from rl_training.experiment.config import THREAD_LIMIT, TrainConfig
 from rl_training.models.cnn import Convolutions
 from rl_training.optim.compiled import cannot_compile, lacking
 
 __all__ = ["Engine", "keep_freed_memory", "processors", "resolve_device", "set_precision"]
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
-MOST_THREADS = 4
+MOST_THREADS = 4  # that a run chooses itself
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
@@ -76,7 +77,10 @@ class Engine:
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Engine:
         """The engine that a checkpoint's run began with."""
-        return cls(**state, why=f"updates run as in the first part of the run, {_on(state['threads'])}")
+        saved = Saved(state, ("compile", "threads"))
+        threads = saved.count("threads", least=1, most=THREAD_LIMIT)
+        compiled: Compile = "safe" if saved["compile"] == "safe" else saved.flag("compile")
+        return cls(compiled, threads, f"updates run as in the first part of the run, {_on(threads)}")
 
     def state_dict(self, learner: Learner | None = None) -> dict[str, Any]:
         """What a resumed run needs; with its learner, also that compiling failed."""

@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.saved import Saved
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.film import Film, video_suffix
+from rl_training.experiment.checkpointing import raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.counters import Counters
 from rl_training.runtime.evaluation import evaluate, scored
@@ -28,6 +31,15 @@ class Evaluator:
         self.best: float | None = None  # mean return of the best evaluation so far
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.step = -1  # of the last evaluation
+
+    def recall(self, metadata: dict[str, Any]) -> None:
+        """Take over what a checkpoint says of the evaluations before it."""
+        with raise_on_mismatch():
+            saved = Saved({"best_eval": None, "last_eval": None, **metadata}, (), ("best_eval", "last_eval", *metadata))
+            last = saved["last_eval"] or {}
+            metrics = Saved(last, (), last)
+            self.metrics = {name: metrics.number(name, finite=False) for name in last}
+            self.best = None if saved["best_eval"] is None else saved.number("best_eval", finite=False)
 
     def evaluate(self, agent: Learner, run: Counters) -> bool:
         """Replace ``metrics`` by those of the agent as it is; True if it is the best so far."""

@@ -14,6 +14,7 @@ from rl_training.algorithms.gail import GAIL, RewardType
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device, to_host
 from rl_training.base.options import Sizes, opt
+from rl_training.base.saved import Saved, StateError
 from rl_training.data.prior_data import PriorData
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.envs.collector import Step
@@ -81,6 +82,12 @@ class GAILLoop(OnPolicyLoop):
         self.lengths = [0] * run.config.num_envs  # of the episodes that are under way, with absorbing states
         self._raw_obs, shape = np.zeros_like(self._rollout.obs), self._rollout.rewards.shape
         self._absorbing = AbsorbingStates(data, shape, cfg.gamma, run.factory.time_limit()) if cfg.absorbing else None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        lengths = Saved(state, state).counts("lengths")
+        if len(lengths) != len(self.lengths):
+            raise StateError(f"has {len(lengths)} environments, expected {len(self.lengths)}", "lengths")
+        super().load_state_dict(state)
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.lengths = [0 if gone else length for gone, length in zip(lost, self.lengths)]

@@ -20,7 +20,9 @@ class IQLOptions(OfflineCriticOptions):
     actor_rate_schedule: Schedule = opt("cosine", "multiplier of the actor's learning rate, beside the common schedule")
     expectile: float = opt(0.7, "which expectile of Q over the data's actions the value network learns", gt=0, lt=1)
     inverse_temperature: float = opt(3.0, "how sharply the actor prefers actions of high advantage", ge=0)
-    largest_weight: float = opt(100.0, "no action weighs more than this in the actor's loss", gt=0)
+    largest_weight: float = opt(
+        100.0, "no action weighs more than this in the actor's loss; .inf: no limit", gt=0, allow_inf_nan=True
+    )
 
 
 def build(cfg: IQLOptions, plan: Blueprint) -> IQL:

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from rl_training.algorithms.ppg import PPG
 from rl_training.base.devices import arrays_to_device
 from rl_training.base.options import opt
+from rl_training.base.saved import Saved
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
@@ -82,8 +83,12 @@ class AuxiliaryBuffer:
         return {"count": self.count, "obs": obs, "returns": returns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-        self.obs[: len(self)], self.returns[: len(self)] = state["obs"].numpy(), state["returns"].numpy()
+        saved = Saved(state, ("count", "obs", "returns"))
+        count = saved.count("count")
+        rows = min(count, self.rollouts) * self._rows
+        obs = saved.array("obs", self.obs.dtype, (rows, *self.obs.shape[1:]))
+        self.returns[:rows] = saved.array("returns", np.float32, (rows,))
+        self.obs[:rows], self.count = obs, count
 
 
 class PPGLoop(OnPolicyLoop):

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.base.devices import state_to_host
+from rl_training.base.saved import Saved
 from rl_training.experiment import runs
 from rl_training.experiment.checkpointing import (
     SUFFIX,
     CheckpointState,
+    agent_state,
     first_nonfinite,
     raise_on_mismatch,
     save_checkpoint,
@@ -85,10 +87,11 @@ def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int)
         raise TrainingFailure(
             "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
         )
-    done = state.trainer_state["step"]
-    if done > total_steps < state.config["total_timesteps"]:
+    with raise_on_mismatch():
+        done = Saved(state.trainer_state, ("step",), state.trainer_state).count("step")
+    if done > total_steps < state.config.get("total_timesteps", total_steps):
         raise TrainingFailure(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")
     own = {name: value for name, value in state.trainer_state.items() if name != "engine"}
     with raise_on_mismatch():
-        loop.load_state_dict({"agent": state.algorithm_state, **state.buffer_state})
+        loop.load_state_dict({**state.buffer_state, "agent": agent_state(state)})
         run.load_state_dict(own)  # last: it holds torch's random state

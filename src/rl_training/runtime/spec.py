@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,21 @@ from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.film import check_recording
 from rl_training.envs.options import parse_env_kwargs
 from rl_training.envs.spaces import WIDEST, Spaces
-from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, raise_on_mismatch
+from rl_training.experiment.checkpointing import (
+    CheckpointError,
+    CheckpointState,
+    agent_state,
+    raise_on_mismatch,
+)
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.runtime.building import within_checkpoint
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
+from rl_training.runtime.counters import reference_returns
 from rl_training.runtime.driver import Driver
 from rl_training.runtime.engine import resolve_device, set_precision
 from rl_training.runtime.evaluation import evaluate, scored
@@ -123,6 +131,11 @@ class AlgorithmSpec:
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
+    def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
+        """The learner, with networks of its own no larger than the checkpoint it is made for."""
+        with within_checkpoint(state) if state is not None and plan.network is None else contextlib.nullcontext():
+            return self.build(options, plan)
+
     def train(
         self,
         config: TrainConfig,
@@ -147,7 +160,7 @@ class AlgorithmSpec:
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
         )
-        agent = self.build(options, plan)
+        agent = self._built(options, plan, checkpoint_state)
         set_precision(agent, config.precision)
         loop = self.loop(run, agent, options)
         try:
@@ -168,6 +181,7 @@ class AlgorithmSpec:
             check_recording(factory, config.env_id)
         if state is not None:
             _mention_own_env(state, config, env)
+            _require_num_envs(state, config.num_envs)
         return factory
 
     def load(
@@ -185,9 +199,9 @@ class AlgorithmSpec:
         _mention_own_env(checkpoint_state, config, env)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
         plan = self.blueprint(config, factory, network, device)
-        agent = self.build(options, plan)
+        agent = self._built(options, plan, checkpoint_state)
         with raise_on_mismatch():
-            agent.load_state_dict(checkpoint_state.algorithm_state)
+            agent.load_state_dict(agent_state(checkpoint_state))
         agent.set_eval_mode()
         return agent, plan.spaces
 
@@ -215,10 +229,12 @@ class AlgorithmSpec:
         deterministic: bool = True,
     ) -> dict[str, float]:
         agent = self.load_fn(config, checkpoint_state, device)
+        with raise_on_mismatch():
+            references = reference_returns(checkpoint_state.trainer_state)
         factory = EnvFactory(config.env_id, config.env_kwargs)
         episodes = config.eval_episodes if num_episodes is None else num_episodes
         metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed, deterministic=deterministic)
-        return scored(metrics, checkpoint_state.trainer_state.get("references", {}))
+        return scored(metrics, references)
 
     def predict_fn(
         self, config: TrainConfig, checkpoint_state: CheckpointState, device: str, obs: Any, deterministic: bool = True
@@ -245,6 +261,14 @@ def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
             "keep them within [-1, 1]",
             stacklevel=3,
         )
+
+
+def _require_num_envs(state: CheckpointState, num_envs: int) -> None:
+    """Refuse another number of environments than the checkpoint's before any is made."""
+    collector = (state.buffer_state or {}).get("collector")
+    envs = collector.get("envs") if isinstance(collector, dict) else None
+    if isinstance(envs, list) and len(envs) != num_envs:
+        raise CheckpointError(f"the run has {len(envs)} environments, not {num_envs}: num_envs cannot change")
 
 
 def _mention_own_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:

@@ -20,7 +20,7 @@ class TD3BCOptions(OfflineCriticOptions):
     policy_delay: int = opt(2, "critic updates for each move of the actor and the targets", ge=1)
     normalize_observations: bool = opt(True, "scale observations by the data's mean and deviation")
     policy_noise: float = opt(0.2, "deviation of the noise on the target's actions", ge=0)
-    noise_clip: float = opt(0.5, "that noise is clipped to this", ge=0)
+    noise_clip: float = opt(0.5, "that noise is clipped to this; .inf: not at all", ge=0, allow_inf_nan=True)
 
 
 def build(cfg: TD3BCOptions, plan: Blueprint) -> TD3BC:

@@ -6,7 +6,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint
+from rl_training.base.errors import reason
+from rl_training.base.options import ConfigError
+from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import newest_checkpoint, run_dir_of
@@ -24,7 +26,10 @@ __all__ = [
 
 def config_of(state: CheckpointState) -> TrainConfig:
     """The config of the run that a checkpoint was saved by."""
-    return TrainConfig(**state.config)
+    try:
+        return TrainConfig(**state.config)
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint's config does not hold: {reason(error)}") from None
 
 
 def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:

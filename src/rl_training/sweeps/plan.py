@@ -8,13 +8,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 from rl_training.base.files import write_durably
 from rl_training.base.options import ConfigError
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
+from rl_training.base.yaml_text import YamlProblem, parse_yaml
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import run_name
 
@@ -82,15 +82,12 @@ def parse_seeds(text: str) -> list[int]:
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
     """Name and values from ``name=a,b``, read as YAML; lists stand in brackets: ``hidden_sizes=[64,64],[256]``."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
         raise ConfigError([((), f"--set takes name=a,b, e.g. algo_kwargs.learning_rate=1e-3,3e-4; got {text!r}")])
     try:
-        return name.strip(), list(YAML(typ="safe", pure=True).load(StringIO(f"[{values}]")))
-    except YAMLError:
+        return name.strip(), list(parse_yaml(f"[{values}]", "pure"))
+    except YamlProblem:
         raise ConfigError([((), f"--set {name}: {values!r} are not YAML values")]) from None
 
 

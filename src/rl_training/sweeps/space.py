@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.base.options import ConfigError, Options, opt
+from rl_training.base.yaml_text import YamlProblem, parse_yaml
 from rl_training.experiment.yaml_config import assets
 
 __all__ = ["Range", "Space", "chosen", "distributions", "read_space"]
@@ -40,23 +41,29 @@ class Range(Options):
 Space = dict[str, Range | list[Any]]
 
 
-def read_space(source: str | Path) -> Space:
-    """Read a search space from a YAML file, or by an algorithm's name; ``inherit: ppo`` starts from another."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+def read_space(source: str | Path, heirs: tuple[Path, ...] = ()) -> Space:
+    """Read a search space from a YAML file, or by an algorithm's name; ``inherit: ppo`` starts from another.
 
+    ``heirs``: the files that inherit from this one.
+    """
     packaged = assets() / "search" / f"{source}.yaml"
     path = Path(source) if Path(source).exists() or not packaged.exists() else packaged
+    if path in heirs:
+        raise ConfigError([((), f"{path}: inherits from itself")])
     try:
-        tree = YAML(typ="safe", pure=True).load(path.read_text())
+        tree = parse_yaml(path.read_text(), "pure")
     except OSError as error:
         raise ConfigError([((), f"no search space at {path}: {error.strerror}")]) from None
-    except (YAMLError, UnicodeDecodeError):
-        raise ConfigError([((), f"{path}: not valid YAML")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([((), f"{path}: not a text file")]) from None
+    except YamlProblem as error:
+        raise ConfigError([((), f"{path}: {error}")]) from None
     if not isinstance(tree, dict) or not tree:
         raise ConfigError([((), f"{path}: a search space maps names of options to ranges or lists of values")])
     parent = tree.pop("inherit", None)
-    space: Space = read_space(parent) if parent is not None else {}
+    if parent is not None and not isinstance(parent, str):
+        raise ConfigError([((), f"{path}: inherit names a file or an algorithm, got {parent!r}")])
+    space: Space = read_space(parent, (*heirs, path)) if parent is not None else {}
     for name, value in tree.items():
         space[str(name)] = _parsed(path, str(name), value)
     return space

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import time
@@ -10,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["EventFile"]
+
+LARGEST = 3.4028234e38  # that an event can hold: a float of 32 bits
 
 
 class EventFile:
@@ -20,7 +21,8 @@ class EventFile:
         self._record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        scalars = [(k, float(v)) for k, v in values.items() if isinstance(v, int | float) and math.isfinite(v)]
+        numbers = ((name, value) for name, value in values.items() if isinstance(value, int | float))
+        scalars = [(name, float(value)) for name, value in numbers if abs(value) <= LARGEST]  # NaN is not
         summary = b"".join(_bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in scalars)
         self._record(_double(1, time.time()) + b"\x10" + _varint(step) + _bytes(5, summary))
         self._file.flush()

@@ -14,6 +14,7 @@ from rl_training.algorithms.mopo import MOPO
 from rl_training.algorithms.terminations import LearnedTerminations, Terminations
 from rl_training.base.devices import to_device
 from rl_training.base.options import Options, Sizes, opt
+from rl_training.base.saved import Saved
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import Mixed, Source
 from rl_training.envs.spaces import Spaces
@@ -227,6 +228,7 @@ class Imagination:
         return {**self.buffer.state_dict(), "counts": self.counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        Saved(state, ("packed", "written", "newest"), state)
         ring = {name: value for name, value in state.items() if name != "counts"}
         if "counts" not in state:  # saved before rows were counted, perhaps in a ring of another size: oldest first
             filled = len(ring["packed"])
@@ -235,4 +237,4 @@ class Imagination:
             ring |= {"written": filled, "newest": drawn or None}
             state = {**state, "counts": [drawn] if drawn else []}
         self.buffer.load_state_dict(ring)
-        self.counts = list(state["counts"])
+        self.counts = Saved(state, state).counts("counts")

@@ -11,6 +11,7 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.base.batches import Tensors
 from rl_training.base.options import opt
+from rl_training.base.saved import alike
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import Source
 from rl_training.envs.collector import Collector
@@ -68,6 +69,7 @@ class Carry:
         return {} if self.value is None else {"value": torch.from_numpy(np.ascontiguousarray(self.value))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        alike(state, self.state_dict())
         if "value" in state:
             self.value = state["value"].numpy().copy()
 
