@@ -38,7 +38,7 @@ COUNTS = {  # section: cases
     "checkpoints": 2_000,
     "datasets": 2_000,
     "configs": 10_000,
-    "trained_configs": 300,
+    "trained_configs": 100,
     "run_folders": 300,
     "sweep_folders": 100,
     "environments": 200,
@@ -261,6 +261,9 @@ def show(figures: Figures) -> None:
     print(f"{figures['section']}: {verdict}; {', '.join(f'{name} {value}' for name, value in counts.items())}")
     for key, found in figures.get("classes", {}).items():
         print(f"  {found['count']:4} {key} | {found['examples'][0][:200]}")
+    stages = [f"{count} {where}" for where, count in figures.get("kills_by_signal_and_stage", {}).items()]
+    if stages:
+        print(f"       {', '.join(stages)}")
     for note in figures.get("notes", [])[:10]:
         print(f"       {note[:300]}")
 

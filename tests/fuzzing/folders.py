@@ -20,7 +20,7 @@ SECRET = "the secret that lies outside"  # may not come into a report
 FILES = ("metrics.jsonl", "config.yaml", "metadata.json", "error.txt", "videos/step_10.mp4", ".lock", "events.csv")
 FOLDERS = ("checkpoints", "tensorboard", "videos")
 NAMES = (
-    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
     "a\nb",
     "-o",
     "%s",
@@ -122,6 +122,7 @@ def _wrong_rows(yard: Yard, rng: Rng) -> str:
         '{"step": 1e999}',
     ]
     data = "\n".join([*chosen, rng.choice(extra)]) + rng.choice(["\n", ""])
+    _clear(yard.hostile / "metrics.jsonl")
     (yard.hostile / "metrics.jsonl").write_bytes(data.encode() + rng.choice([b"", b"\xff\xfe"]))
     return "odd rows"
 

@@ -368,7 +368,8 @@ def _fine(story: Story, life: Life, code: int | None, struck: signal.Signals | N
             f"did not end within {PATIENCE:.0f} s ({'after ' + struck.name if struck else 'by itself'}, {life.stage})"
         )
         return struck is not None
-    expected = {0} if struck is None else {0, 3, -struck, 130}
+    ended = {0} if struck is None or _complete(life.folder, life.algo) else set()
+    expected = ended | ({3, 130, -struck} if struck is not None else set())
     if code not in expected and not (failing and code == 1):
         story.wrong_codes += 1
         story.note(
