@@ -98,10 +98,10 @@ soak: $(VENV)/.dev  ## a simulated week: a thousand resumes of runs to which eve
 	$(BIN)/python benchmarks/soak.py
 
 MINUTES ?= 120
-fuzz: export FUZZ_EXAMPLES ?= 200
+EXAMPLES ?= 200
 fuzz: $(VENV)/.dev  ## draw new mutations of files, configs, folders and environments for MINUTES=120, until one breaks something
 	@end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n0 -x --hypothesis-seed=$$(date +%s) tests/fuzzing/test_fuzz.py || exit 1; done
+	FUZZ_EXAMPLES=$(EXAMPLES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n0 -x --hypothesis-seed=$$(date +%s) tests/fuzzing/test_fuzz.py || exit 1; done
 
 audit: $(VENV)/.dev  ## licences of everything installed, and known weaknesses where the database of advisories can be reached
 	$(BIN)/python scripts/audit.py

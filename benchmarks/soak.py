@@ -213,7 +213,7 @@ def judged(days: list[dict[str, Any]], soak: Soak) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=7, help="of the week, a run each (default: 7)")
     parser.add_argument(
@@ -221,11 +221,11 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-record", action="store_true", help="print only")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     began, facts = time.monotonic(), facts_of_the_machine()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         soak, days = Soak(Path(folder), args.seed), []
         try:
             for number in range(args.days):

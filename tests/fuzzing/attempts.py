@@ -147,7 +147,16 @@ class Attempts:
         words, text = configs.mutant(seed)
         with self._place(f"trained_{seed}") as place:
             (place / "config.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
-            short = ["--total-timesteps", 40, "--eval-episodes", 1, "--output-dir", place / "runs", "--set", "compile=false"]
+            short = [
+                "--total-timesteps",
+                40,
+                "--eval-episodes",
+                1,
+                "--output-dir",
+                place / "runs",
+                "--set",
+                "compile=false",
+            ]
             return _with(command("train", "--config", place / "config.yaml", *short), words)
 
     # ---- folders

@@ -34,7 +34,7 @@ from toys import assert_same, same_end, tiny_config
 __all__ = ["ALGORITHMS", "Story", "Straight", "killed_story", "slow_disk", "small_disk", "tell"]
 
 ASKING = (signal.SIGINT, signal.SIGTERM)  # signals that ask a run to save and end
-PATIENCE = 60.0  # seconds in which a life ends by itself, or after a signal that asks it to
+PATIENCE = 120.0  # seconds in which a life ends by itself, or after a signal that asks it to
 # eight algorithms, with every kind of stage: rollouts, replay, pretraining (rlpd, gail), fits of a model between steps (mbpo, pets) and before
 # the first one (mopo), auxiliary phases (ppg), plans (pets)
 ALGORITHMS: dict[str, dict[str, Any]] = {
