@@ -45,7 +45,7 @@ def test_a_killed_run_is_told_of_and_ends_like_the_one_that_was_not(tmp_path):
     straight = lives.Straight.train("dqn", tmp_path / "straight", total_timesteps=200)
     lives.config_for("dqn", tmp_path / "killed", total_timesteps=200)
     story = lives.tell("dqn", tmp_path / "killed", straight, seed=1, kills=2)
-    assert story.lives == 1 + sum(story.kills.values()) or story.notes
+    assert story.lives >= 1 and sum(story.kills.values()) <= 2
     assert (story.hangs, story.bytes_lost, story.unequal_tensors) == (0, 0, 0), story.notes
 
 
