@@ -218,7 +218,7 @@ def _named_code(yard: Yard, rng: Rng) -> str:
     """The run's config names a module in place of the environment."""
     path = yard.hostile / "config.yaml"
     config = _json(path)
-    if not config:
+    if not isinstance(config, dict):
         return "no config to change"
     config[rng.choice(["env_id", "algo", "device"])] = rng.choice([f"{CANARY}:Canary-v0", CANARY, f"{CANARY}.Canary"])
     path.write_text(json.dumps(config))
