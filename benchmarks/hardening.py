@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,7 @@ import torch
 
 from fuzzing import lives
 from fuzzing.attempts import FILES_MAY, RUNS_MAY, Attempts
+from fuzzing.disks import may_mount
 from fuzzing.trials import BAD, trials
 from learning import facts_of_the_machine
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
@@ -145,55 +147,55 @@ def told(name: str, count: int, stories: Iterator[lives.Story], shown: Callable[
     }
 
 
+class Straights(dict[str, lives.Straight]):
+    """The run of each algorithm that nothing happens to, trained when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, algo: str) -> lives.Straight:
+        self[algo] = lives.Straight.train(algo, self._folder / f"{algo}_straight")
+        return self[algo]
+
+
 def kills(name: str, count: int, folder: Path) -> Figures:
     """Kills at random times over the algorithms in turn, each run resumed to its end and compared."""
 
     def stories() -> Iterator[lives.Story]:
-        left, seed = count, 0
-        straight: dict[str, lives.Straight] = {}
-        while left > 0:
-            algo = list(lives.ALGORITHMS)[seed % len(lives.ALGORITHMS)]
-            if algo not in straight:
-                straight[algo] = lives.Straight.train(algo, folder / f"{algo}_straight")
-            story = lives.killed_story(algo, folder / f"{algo}_{seed}", straight[algo], seed, min(left, 4))
+        left, straights = count, Straights(folder)
+        for seed, algo in enumerate(itertools.cycle(lives.ALGORITHMS)):
+            if left <= 0:
+                return
+            story = lives.killed_story(algo, folder / f"{algo}_{seed}", straights[algo], seed, min(left, 4))
             left -= sum(story.kills.values())
-            seed += 1
             yield story
 
     return told(name, count, stories(), lambda story: sum(story.kills.values()))
 
 
-def full_disks(name: str, count: int, folder: Path) -> Figures:
-    """A disk that fills while a run writes to it; the run fails in one line, and goes on when there is room again."""
-    mounted = lives.may_mount(folder / "mounted")
+def bad_disks(name: str, count: int, folder: Path) -> Figures:
+    """Disks that fill while a run writes to them, or on which each sync and rename takes up to 0.15 s, with two kills.
+
+    A full disk ends the run in one line; it goes on when there is room again.
+    """
+    mounted = may_mount(folder / "mounted")
 
     def stories() -> Iterator[lives.Story]:
-        straight: dict[str, lives.Straight] = {}
-        for seed in range(count):
-            algo = ("dqn", "ppo", "rlpd", "mbpo")[seed % 4]
-            if algo not in straight:
-                straight[algo] = lives.Straight.train(algo, folder / f"{algo}_straight")
-            yield lives.full_disk_story(algo, folder / f"{algo}_{seed}", straight[algo], seed, mounted)
+        straights = Straights(folder)
+        for seed, algo in zip(range(count), itertools.cycle(("dqn", "ppo", "rlpd", "mbpo"))):
+            place, straight = folder / f"{algo}_{seed}", straights[algo]
+            if name == "full_disks":
+                yield lives.full_disk_story(algo, place, straight, seed, mounted)
+            else:
+                yield lives.slow_disk_story(algo, place, straight, seed)
 
     figures = told(name, count, stories(), lambda story: 1)
-    return {"disk": "a small file system" if mounted else "a limit on the size of files", **figures}
+    how = "a small file system" if mounted else "a limit on the size of files"
+    return {**({"disk": how} if name == "full_disks" else {}), **figures}
 
 
-def slow_disks(name: str, count: int, folder: Path) -> Figures:
-    """A disk on which each sync and rename takes up to 0.15 s, and two kills."""
-
-    def stories() -> Iterator[lives.Story]:
-        straight: dict[str, lives.Straight] = {}
-        for seed in range(count):
-            algo = ("dqn", "ppo", "rlpd", "mbpo")[seed % 4]
-            if algo not in straight:
-                straight[algo] = lives.Straight.train(algo, folder / f"{algo}_straight")
-            yield lives.slow_disk_story(algo, folder / f"{algo}_{seed}", straight[algo], seed)
-
-    return told(name, count, stories(), lambda story: 1)
-
-
-RUNS = {"kills": kills, "full_disks": full_disks, "slow_disks": slow_disks}
+RUNS = {"kills": kills, "full_disks": bad_disks, "slow_disks": bad_disks}
 
 
 def section(name: str, count: int, *, scratch: Path | None) -> Figures:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 
 from fuzzing import lives
+from fuzzing.disks import limit_files, slow_disk
 from learning import facts_of_the_machine
 from rl_training import Callback
 from rl_training.experiment.registry import get_algorithm_spec
@@ -131,7 +132,7 @@ class Soak:
         seed = self._rng.randrange(1 << 30)
         run = lives.run_dir(folder, algo)
         largest = max(path.stat().st_size for path in run.rglob("*") if path.is_file())
-        bad = {"full disk": lambda: lives.limit_files(seed % largest), "slow disk": lambda: lives.slow_disk(seed, 0.02)}
+        bad = {"full disk": lambda: limit_files(seed % largest), "slow disk": lambda: slow_disk(seed, 0.02)}
 
         def body() -> int:
             resume_training(run, callbacks=[StopAt(until)])

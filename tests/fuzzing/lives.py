@@ -12,26 +12,40 @@ import math
 import mmap
 import os
 import random
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fuzzing.disks import limit_files, slow_disk, small_disk
 from rl_training import cli
 from rl_training.experiment.checkpointing import CheckpointError
 from rl_training.experiment.runs import newest_checkpoint
 from toys import assert_same, same_end, tiny_config
 
-__all__ = ["ALGORITHMS", "Story", "Straight", "killed_story", "slow_disk", "small_disk", "tell"]
+__all__ = [
+    "ALGORITHMS",
+    "PATIENCE",
+    "Life",
+    "Story",
+    "Straight",
+    "config_for",
+    "full_disk_story",
+    "killed_story",
+    "row_key",
+    "rows",
+    "run_dir",
+    "saved_steps",
+    "slow_disk_story",
+    "tell",
+]
 
 ASKING = (signal.SIGINT, signal.SIGTERM)  # signals that ask a run to save and end
 PATIENCE = 120.0  # seconds in which a life ends by itself, or after a signal that asks it to
@@ -379,58 +393,13 @@ def _fine(story: Story, life: Life, code: int | None, struck: signal.Signals | N
     return story.lives < 60
 
 
+# ---- stories of one kind
+
+
 def killed_story(algo: str, folder: Path, straight: Straight, seed: int, kills: int) -> Story:
     """A run that is killed ``kills`` times."""
     config_for(algo, folder)
     return tell(algo, folder, straight, seed, kills=kills)
-
-
-# ---- disks
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """A disk of ``size`` bytes at ``folder``, where this user may mount one; gives what makes it large again."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def mount(*words: str) -> None:
-        subprocess.run(["mount", *words], check=True, capture_output=True)
-
-    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
-    try:
-        yield lambda: mount("-o", "remount,size=64m", str(folder))
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
-
-
-def may_mount(folder: Path) -> bool:
-    """Whether this user may mount a disk."""
-    try:
-        with small_disk(folder, 1 << 20):
-            return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
-def limit_files(size: int) -> None:
-    """Let no file of this process grow beyond ``size`` bytes: a full disk for users who may not mount one."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-def slow_disk(seed: int, seconds: float) -> None:
-    """Let each fsync and each rename of this process take up to ``seconds``."""
-    rng = random.Random(seed)
-
-    def slowly(call: Any) -> Any:
-        @functools.wraps(call)
-        def slow(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(rng.uniform(0, seconds))
-            return call(*args, **kwargs)
-
-        return slow
-
-    os.fsync, os.replace = slowly(os.fsync), slowly(os.replace)
 
 
 def full_disk_story(algo: str, folder: Path, straight: Straight, seed: int, mounted: bool) -> Story:
