@@ -10,7 +10,7 @@ PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-newest coverage mutants mutants-changed check format wheel bench learn campaign report docs clean
+.PHONY: help quickstart test test-all test-newest coverage mutants mutants-changed check format wheel bench learn campaign hardening soak fuzz audit report docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -92,6 +92,22 @@ CAMPAIGN ?= ../campaign
 WORKERS ?= 1
 campaign: $(VENV)/.dev  ## begin or continue the evidence campaign in the background, in CAMPAIGN=../campaign (benchmarks/campaign.py)
 	$(BIN)/python benchmarks/campaign.py start $(CAMPAIGN) --workers $(WORKERS)
+
+SCALE ?= 1
+hardening: $(VENV)/.dev  ## thousands of mutated files and configs, a hundred kills, bad disks: recorded (40 minutes; SCALE=0.05: two)
+	$(BIN)/python benchmarks/hardening.py --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+
+soak: $(VENV)/.dev  ## a simulated week: a thousand resumes of runs to which everything happens, recorded (ten minutes)
+	$(BIN)/python benchmarks/soak.py
+
+MINUTES ?= 120
+EXAMPLES ?= 200
+fuzz: $(VENV)/.dev  ## draw new mutations of files, configs, folders and environments for MINUTES=120, until one breaks something
+	@end=$$(($$(date +%s) + 60 * $(MINUTES))); while [ $$(date +%s) -lt $$end ]; do \
+	FUZZ_EXAMPLES=$(EXAMPLES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n0 -x --hypothesis-seed=$$(date +%s) tests/fuzzing/test_fuzz.py || exit 1; done
+
+audit: $(VENV)/.dev  ## licences of everything installed, and known weaknesses where the database of advisories can be reached
+	$(BIN)/python scripts/audit.py
 
 report: $(VENV)/.dev  ## every learning record beside published figures: docs/benchmarks/
 	$(BIN)/python benchmarks/report.py

@@ -55,6 +55,7 @@ LIES = {
     "step with a ragged list": ({"step": with_observation(lambda o: [1.0, [2.0, 3.0]])}, r"observation.*list"),
     "step with NaN": ({"step": with_observation(lambda o: o * np.nan)}, r"observation is not finite"),
     "reward None": ({"step": with_part(1, None)}, r"reward.*None, not a number"),
+    "reward beyond any float": ({"step": with_part(1, 10**400)}, r"reward int, not a number"),
     "reward array": ({"step": with_part(1, np.ones(2))}, r"reward.*an array of shape \(2,\), not a number"),
     "terminated None": ({"step": with_part(2, None)}, r"terminated.*None, not a bool"),
     "terminated array": ({"step": with_part(2, np.zeros(2, bool))}, r"terminated.*an array of shape \(2,\), not a bool"),

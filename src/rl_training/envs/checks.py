@@ -103,7 +103,7 @@ def _type(array: np.ndarray) -> str:
 def _number(reward: Any) -> float:
     try:
         return float(np.asarray(reward).item())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise EnvironmentFailure(f"step returned the reward {described(reward)}, not a number") from None
 
 

@@ -179,7 +179,7 @@ class Collector:
                 terminated is truncated is False
                 or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
             )
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, OverflowError):
             usual = False
         if not usual or (not self._check_obs and obs.dtype != np.uint8):
             when = f"at step {self.steps}"
