@@ -65,7 +65,8 @@ def test_what_was_chosen_is_said_and_stays_when_a_run_is_made_longer(tiny, capfd
 )
 def test_the_papers_environments_have_the_papers_target_entropy(env_id, entropy):
     config = TrainConfig(algo="mbpo", env_id=env_id)
-    chosen = get_algorithm_spec("mbpo").chosen(config, EnvFactory("Pendulum-v1", {}).spaces())
+    factory = EnvFactory("Pendulum-v1", {})
+    chosen = get_algorithm_spec("mbpo").chosen(config, factory, factory.spaces())
     assert chosen.get("target_entropy") == entropy
 
 

@@ -101,7 +101,8 @@ def test_a_gif_of_many_frames_a_second_leaves_some_out_and_keeps_its_pace(tiny, 
     ("words", "complaint"),
     [
         (["-o", "agent.avi"], "agent.avi ends in neither .mp4 nor .gif"),
-        (["-o", "agent.gif", "--fps", "0"], "fps must lie between 0 and 1000, got 0"),
+        (["-o", "agent.gif", "--fps", "0"], "argument --fps: '0' is not a number above 0"),
+        (["-o", "agent.gif", "--fps", "1001"], "fps must lie between 0 and 1000, got 1001"),
         (["-o", "agent.gif", "--episodes", "0"], "at least one episode"),
     ],
 )

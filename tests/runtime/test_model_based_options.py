@@ -78,7 +78,7 @@ def test_a_fit_gets_its_options():
     options = {"model_batch_size": 9, "model_updates": 8, "model_patience": 7, "model_patience_updates": 6}
     cfg = mbpo_trainer.MBPOOptions(**MODEL, **options, model_holdout_ratio=0.4)
     asked = []
-    run = SimpleNamespace(rng=lambda name: asked.append(name) or Rng(0, name))
+    run = SimpleNamespace(rng=lambda name: asked.append(name) or Rng(0, name), pausing=lambda: False)
     fit = make_fit(run, mbpo_trainer.build(cfg, plan()).dynamics, cfg)
     assert (fit._batch_size, fit.most_updates, fit._patience, fit._patience_updates, fit._ratio) == (9, 8, 7, 6, 0.4)
     assert asked == ["model fit"]

@@ -141,7 +141,7 @@ class Driver:
     def _restore_notes(self, checkpoint: CheckpointState) -> Notes:
         """Take over what a checkpoint notes beside the state."""
         run, facts, evaluator = self._run, checkpoint.metadata, self._evaluator
-        evaluator.best, evaluator.metrics = facts.get("best_eval"), facts.get("last_eval") or {}
+        evaluator.recall(facts)
         notes = Notes.of(facts, run.step)
         if checkpoint.config.get("eval_episodes") == run.config.eval_episodes:
             evaluator.step = notes.evaluated

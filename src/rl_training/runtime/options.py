@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
@@ -33,7 +34,9 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
-    time_limit: int | None = None  # the steps after which episodes are truncated
+    time_limit: Callable[[], int | None] = lambda: (
+        None
+    )  # the steps after which episodes are truncated; makes one to see
 
 
 class AlgorithmOptions(Options):

@@ -39,7 +39,7 @@ class SACOptions(SoftOptions, OffPolicyOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        fixed = (task.time_limit or 0) >= LONG and "target_entropy" not in task.given
+        fixed = "target_entropy" not in task.given and (task.time_limit() or 0) >= LONG
         chosen = {"learning_rate": 1e-3, "alpha": 0.2 if fixed else "auto"}
         return {**cls.warm_up(task, min(10_000, task.total_timesteps // 10)), **chosen}
 

@@ -117,14 +117,15 @@ class AlgorithmSpec:
         except ConfigError as error:
             raise error.under("algo_kwargs") from None
 
-    def chosen(self, config: TrainConfig, factory: EnvFactory) -> dict[str, Any]:
+    def chosen(self, config: TrainConfig, factory: EnvFactory, spaces: Spaces) -> dict[str, Any]:
         """The options that a new run takes from its task, because the config leaves them open."""
-        task = Task(config.env_id, factory.spaces(), config.num_envs, config.total_timesteps, config.algo_kwargs)
-        return self.config.chosen(task._replace(time_limit=factory.time_limit()))
+        task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, config.algo_kwargs)
+        return self.config.chosen(task._replace(time_limit=factory.time_limit))
 
     def complete(self, config: TrainConfig) -> TrainConfig:
         """The config as a new run takes it, with the options that its task decides."""
-        return with_options(config, self.chosen(config, EnvFactory(config.env_id, config.env_kwargs)))
+        factory = EnvFactory(config.env_id, config.env_kwargs)
+        return with_options(config, self.chosen(config, factory, factory.spaces()))
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
         """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
@@ -155,7 +156,7 @@ class AlgorithmSpec:
         own = list(loggers or [])
         factory = self._checked(config, checkpoint_state, env, own)
         plan = self.blueprint(config, factory, network, config.device)
-        chosen = {} if checkpoint_state is not None else self.chosen(config, factory)
+        chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
         _warn_of_unbounded_actions(config.env_id, plan.spaces)
