@@ -157,6 +157,8 @@ class ModelFit:
         targets = torch.cat([next_obs - obs, rewards[:, None]], 1)
         if not self.active:
             self._begin(obs, actions, targets)
+        elif max(int(self.rows.max()), int(self.holdout.max(initial=0))) >= len(obs):
+            raise StateError(f"a saved fit is of more rows than the {len(obs):,} that there are")
         while self.active:
             yield self._one_epoch(obs, actions, targets)
 

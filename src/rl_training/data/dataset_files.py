@@ -16,7 +16,7 @@ import numpy as np
 from rl_training.base.errors import reason
 from rl_training.base.files import write_durably
 from rl_training.data.boundaries import TimeLimit
-from rl_training.data.dataset_headers import read_hdf5_columns, read_npz_columns
+from rl_training.data.dataset_headers import damaged_unless_read, read_hdf5_columns, read_npz_columns
 from rl_training.data.errors import DatasetError
 from rl_training.data.offline_dataset import REFERENCES, TransitionDataset
 
@@ -114,6 +114,13 @@ def write_hdf5(path: Path, dataset: TransitionDataset) -> None:
 def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset:
     """The episodes of a local Minari dataset, which is fetched only with ``download``."""
     source = _minari_source(dataset_id, download)
+    with damaged_unless_read(dataset_id, "a Minari dataset"):
+        columns = _minari_columns(source, dataset_id)
+    return _dataset(columns, dataset_id)
+
+
+def _minari_columns(source: Any, dataset_id: str) -> dict[str, Any]:
+    """The columns of all episodes, and what Minari knows of them as ``meta``."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for episode in source.iterate_episodes():
         if len(episode.rewards) == 0:
@@ -143,7 +150,7 @@ def read_minari(dataset_id: str, *, download: bool = False) -> TransitionDataset
         for ours, theirs in MINARI_REFERENCES.items()
         if facts.get(theirs) is not None and meta.get(ours) is None
     }
-    return _dataset({**{name: np.concatenate(rows) for name, rows in parts.items()}, "meta": meta}, dataset_id)
+    return {**{name: np.concatenate(rows) for name, rows in parts.items()}, "meta": meta}
 
 
 def _minari_source(dataset_id: str, download: bool) -> Any:

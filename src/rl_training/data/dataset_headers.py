@@ -12,6 +12,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from rl_training.base.errors import reason
 from rl_training.data.dataset_columns import KNOWN, SPELLINGS
 from rl_training.data.errors import DatasetError
 
-__all__ = ["read_hdf5_columns", "read_npz_columns"]
+__all__ = ["damaged_unless_read", "read_hdf5_columns", "read_npz_columns"]
 
 EXPANSION = 2_000
 SMALL = 2**26  # bytes that any file may take
@@ -45,7 +46,7 @@ class _Member(NamedTuple):
 
 def read_npz_columns(path: Path) -> Columns:
     """The arrays of an npz file that are numbers, and its ``meta``."""
-    with _damaged_unless_read(path, "an npz file"):
+    with damaged_unless_read(path, "an npz file"):
         with open(path, "rb") as file:
             start = file.read(6)
         if start == b"\x93NUMPY":
@@ -59,7 +60,7 @@ def read_npz_columns(path: Path) -> Columns:
 
 def read_hdf5_columns(path: Path, h5py: Any) -> tuple[Columns, list[str], Any]:
     """The datasets at the top of an hdf5 file that are numbers, the names of its groups, and its ``meta``."""
-    with _damaged_unless_read(path, "an hdf5 file"), h5py.File(path, "r") as file:
+    with damaged_unless_read(path, "an hdf5 file"), h5py.File(path, "r") as file:
         members, groups = [], []
         for name in file:
             if not isinstance(file.get(name, getlink=True), h5py.HardLink):
@@ -70,12 +71,12 @@ def read_hdf5_columns(path: Path, h5py: Any) -> tuple[Columns, list[str], Any]:
                 if node.is_virtual or node.external:
                     _refuse_if_used(path, name, "has its data in other files, which are not read")
                     continue
-                members.append(_Member(name, node.dtype, node.shape, lambda node=node: node[()]))
+                members.append(_Member(name, node.dtype, node.shape, partial(node.__getitem__, ())))
         return _read(members, path), groups, file.attrs.get("meta")
 
 
 @contextlib.contextmanager
-def _damaged_unless_read(path: Path, kind: str) -> Iterator[None]:
+def damaged_unless_read(path: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever a library raises for a file into one line that names it."""
     try:
         yield

@@ -128,3 +128,5 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         priorities[target] = weights[source]
         age = (np.arange(self.capacity) - self._first) % self.capacity
         self._tree[np.arange(self.capacity)] = np.where(age < self.size, priorities, 0.0)
+        if self.size and not 0 < self._tree.total < np.inf:
+            raise StateError("holds no priorities that rows could be drawn by", "weights")

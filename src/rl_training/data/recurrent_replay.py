@@ -180,7 +180,7 @@ class RecurrentReplayBuffer:
         count = len(saved.array("rewards", np.float32, (None,)))
         if count > self._rows:
             raise StateError(f"the buffer has room for {self._rows} rows of an environment, the checkpoint has {count}")
-        columns = {name: saved.array(name, own[name].dtype, (count, *own[name].shape[1:])) for name in own}
+        columns = {name: saved.array(name, own[name].dtype, (count, *own[name].shape[1:]), finite=True) for name in own}
         if count > written or (written and not count):
             raise StateError(f"holds {count} rows of {written} that were written")
         order: Any = slice(count)

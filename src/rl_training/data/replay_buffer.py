@@ -187,7 +187,7 @@ class ReplayBuffer:
             state = from_frame_ring(state)
         own = {*layout.PARTS, "written", "size", "newest", "rng"} | ({"window"} if self._window is not None else set())
         saved = Saved(state, own)
-        packed = saved.array("packed", np.float32, (None, None))
+        packed = saved.array("packed", np.float32, (None, None), finite=True)
         written = saved.count("written")
         size = saved.count("size", most=min(written, len(packed)))
         if size > self.capacity or packed.shape[1] != width:

@@ -131,7 +131,7 @@ class ReplayableAtari(ReplayableEnv):
                 self.step(action)
 
 
-def require_actions(actions: Any, space: gym.Space) -> None:
+def require_actions(actions: Any, space: gym.Space[Any]) -> None:
     """Refuse, before any is taken, saved actions (T, ...) of which one is not an action of the environment."""
     box = isinstance(space, gym.spaces.Box)
     dtype = space.dtype if box else None if space.shape else np.int64

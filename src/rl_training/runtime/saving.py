@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.evaluator import Evaluator
     from rl_training.runtime.loops.base import Loop
 
-__all__ = ["Saver", "TrainingFailure", "restore"]
+__all__ = ["CannotResume", "Saver", "TrainingFailure", "restore"]
 
 
 State = dict[str, Any]
@@ -34,6 +34,10 @@ State = dict[str, Any]
 
 class TrainingFailure(RuntimeError):
     """Training cannot go on; the last good checkpoint stays."""
+
+
+class CannotResume(TrainingFailure, ValueError):
+    """A checkpoint that is whole and cannot be gone on from as asked: a mistake of whoever asked."""
 
 
 class Saver:
@@ -84,13 +88,11 @@ class Saver:
 def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
     """Load a checkpoint into a run and its loop."""
     if state.buffer_state is None:
-        raise TrainingFailure(
-            "this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed"
-        )
+        raise CannotResume("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
     with raise_on_mismatch():
         done = Saved(state.trainer_state, ("step",), state.trainer_state).count("step")
     if done > total_steps < state.config.get("total_timesteps", total_steps):
-        raise TrainingFailure(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")
+        raise CannotResume(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")
     own = {name: value for name, value in state.trainer_state.items() if name != "engine"}
     with raise_on_mismatch():
         loop.load_state_dict({**state.buffer_state, "agent": agent_state(state)})
