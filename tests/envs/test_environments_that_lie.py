@@ -53,6 +53,8 @@ LIES = {
     "step of another shape": ({"step": with_observation(lambda o: o[:1])}, r"observation of shape \(1,\).*space says \(3,\)"),
     "step with a scalar": ({"step": with_observation(lambda o: 1.0)}, r"observation of shape \(\).*space says \(3,\)"),
     "step with a ragged list": ({"step": with_observation(lambda o: [1.0, [2.0, 3.0]])}, r"observation.*list"),
+    "step with words": ({"step": with_observation(lambda o: np.array(["a", "b", "c"]))}, r"observation of type <U1"),
+    "step with objects": ({"step": with_observation(lambda o: np.array([None, {}, 1], object))}, r"observation of type object"),
     "step with NaN": ({"step": with_observation(lambda o: o * np.nan)}, r"observation is not finite"),
     "reward None": ({"step": with_part(1, None)}, r"reward.*None, not a number"),
     "reward beyond any float": ({"step": with_part(1, 10**400)}, r"reward int, not a number"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rl_training import PPO, TrainConfig
-from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import dump_yaml, newest_checkpoint
@@ -93,12 +92,6 @@ def test_nan_losses_stop_the_run_and_are_never_saved_over_a_good_checkpoint(tiny
     often = tiny("dqn", total_timesteps=400, checkpoint_interval=1000, log_interval=1, eval_interval=0)
     with pytest.raises(TrainingFailure, match=r"loss is nan at step 6\d"):
         get_algorithm_spec("dqn").train(often, callbacks=[Poison()])
-
-
-def test_more_threads_than_a_machine_has_are_refused():
-    """torch would end the process where it cannot start them."""
-    with pytest.raises(ConfigError, match="threads: must be at most 1024, got 1000000000"):
-        TrainConfig(algo="ppo", env_id="CartPole-v1", threads=1_000_000_000)
 
 
 FULL_DISK = """

@@ -146,7 +146,11 @@ class Collector:
         encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
         for i, action in enumerate(env_actions):
             obs, reward, terminated, truncated = self._step_one(i, action)
-            next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
+            try:
+                next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
+            except (TypeError, ValueError):  # of the right shape, and no numbers
+                attempt(self._who(i), f"at step {self.steps}", self._checks.observation, obs)
+                raise
             rewards[i] = reward
             self._returns[i] += reward
             self._lengths[i] += 1

@@ -11,7 +11,6 @@ from rl_training.base.options import Options, Strings, opt
 
 __all__ = ["TrainConfig"]
 
-MOST_THREADS = 1024
 LoggerNames = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
 
 THREAD_LIMIT = 1_024

@@ -248,5 +248,6 @@ def prune_checkpoints(context: RunContext, keep: int, keep_buffers: int = 2) -> 
     for path in context.checkpoints_dir.glob(f"step_*.buffers*{SUFFIX}"):
         if path.name.partition(".")[0] not in kept:
             path.unlink(missing_ok=True)
-    for path in context.checkpoints_dir.glob(".*.partial"):
-        path.unlink(missing_ok=True)
+    for folder in (context.checkpoints_dir, context.run_dir):
+        for path in folder.glob(".*.partial"):
+            path.unlink(missing_ok=True)
