@@ -203,7 +203,7 @@ def test_a_fit_is_stopped_between_two_gradient_steps_and_goes_on_there(tiny, mon
 
 def test_cloning_before_the_first_rollout_is_stopped_between_two_updates(tiny, monkeypatch):
     config = tiny("gail", bc_updates=9, total_timesteps=64, normalize_observations=True)
-    first, *_ = stopped_and_resumed(config, monkeypatch, GAILLoop, "_expert_batch", 4)
+    first, *_ = stopped_and_resumed(config, monkeypatch, GAILLoop, "_clone", 4)
     assert first.metrics["global_step"] == 0
 
 

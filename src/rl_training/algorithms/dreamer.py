@@ -73,9 +73,8 @@ class ReturnScale:
         return {"low": self.low, "high": self.high}
 
     def load_state_dict(self, state: Tensors) -> None:
-        alike(state, self.state_dict())
-        self.low.copy_(state["low"])
-        self.high.copy_(state["high"])
+        for name, bound in alike(state, self.state_dict()).items():
+            getattr(self, name).copy_(bound)
 
 
 class Dreamer(Learner):

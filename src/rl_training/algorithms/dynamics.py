@@ -280,7 +280,7 @@ class ModelFit:
             "likelihoods": torch.from_numpy(self.likelihoods),
             "least_errors": torch.from_numpy(self.least_errors),
             "least_likelihood": self.least_likelihood,
-            "most_updates": self.most_updates,
+            "most_updates": self.most_updates if self.active else None,  # the next fit has its own
             "position": self.position,
             "snapshot": torch.zeros(0) if self.snapshot is None else self.snapshot,
         }

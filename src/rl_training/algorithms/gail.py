@@ -55,15 +55,9 @@ class GAIL(PPO):
     PARTS = ("_learn", "_learn_discriminator", "_clone")
 
     def __init__(
-        self,
-        *,
-        discriminator: Any,
-        discriminator_learning_rate: float,
-        reward_type: RewardType = "softplus",
-        label_smoothing: float = 0.0,
-        gradient_penalty: float = 0.0,
-        **options: Any,
-    ) -> None:
+        self, *, discriminator: Any, discriminator_learning_rate: float, reward_type: RewardType = "softplus",
+        label_smoothing: float = 0.0, gradient_penalty: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
         """``options``: PPO's."""
         super().__init__(**options)
         self.discriminator = discriminator

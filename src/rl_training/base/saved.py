@@ -70,9 +70,12 @@ class Saved:
     def count_or_none(self, name: str, *, least: int = 0, most: int = LARGEST) -> int | None:
         return None if self._state[name] is None else self.count(name, least=least, most=most)
 
-    def counts(self, name: str, *, most: int = LARGEST) -> list[int]:
-        """A list of whole numbers from 0 on."""
-        return [_count(value, 0, most, f"{name}.{i}") for i, value in enumerate(self.items(name))]
+    def counts(self, name: str, *, most: int = LARGEST, length: int | None = None) -> list[int]:
+        """A list of whole numbers from 0 on, of a length if that is given."""
+        numbers = [_count(value, 0, most, f"{name}.{i}") for i, value in enumerate(self.items(name))]
+        if length is not None and len(numbers) != length:
+            raise StateError(f"has {len(numbers)} environments, expected {length}", name)
+        return numbers
 
     def number(self, name: str, *, least: float = -math.inf, finite: bool = True) -> float:
         """A number from ``least`` on; ``finite=False``: any, also none (NaN)."""

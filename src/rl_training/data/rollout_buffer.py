@@ -11,6 +11,7 @@ import torch
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
 from rl_training.base.returns import gae
+from rl_training.base.saved import Saved, StateError
 from rl_training.base.state import Rng
 
 __all__ = ["RolloutBuffer"]
@@ -43,6 +44,7 @@ class RolloutBuffer:
         scalars = [np.zeros(rows, np.float32) for _ in range(6)]
         self.logprobs, self.rewards, self.values, self.terminated, self.truncated, self.final_values = scalars
         self.advantages, self.returns = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+        self.beside: dict[str, np.ndarray] = {}  # arrays (T, N, ...) of a loop's own, which are saved with the others
 
     def add(
         self,
@@ -88,19 +90,24 @@ class RolloutBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The steps stored so far, and the advantages and returns of a whole rollout."""
-        names = (*COLUMNS, *ESTIMATES) if self.position == self.num_steps else COLUMNS
-        return {name: torch.from_numpy(getattr(self, name)[: self.position]) for name in names}
+        return {name: torch.from_numpy(rows) for name, rows in self._stored(self.position).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        steps = len(state["rewards"])
-        names = (*COLUMNS, *ESTIMATES) if steps == self.num_steps else COLUMNS
-        rows = {name: state[name].numpy() for name in names}
-        for name, column in rows.items():
-            place = getattr(self, name)[:steps]
-            if column.shape != place.shape or column.dtype != place.dtype:
-                raise ValueError(f"a rollout's {name} have shape {column.shape}, expected {place.shape}")
-            place[:] = column
+        steps = len(Saved(state, ("rewards",), state).array("rewards", np.float32, (None, self.num_envs)))
+        if steps > self.num_steps:
+            raise StateError(f"has {steps} steps, expected at most {self.num_steps}", "rewards")
+        places = self._stored(steps)
+        saved = Saved(state, places)
+        rows = {name: saved.array(name, place.dtype, place.shape) for name, place in places.items()}
+        for name, place in places.items():
+            place[:] = rows[name]
         self.position = steps
+
+    def _stored(self, steps: int) -> dict[str, np.ndarray]:
+        """The arrays that are saved, up to a step."""
+        names = (*COLUMNS, *ESTIMATES) if steps == self.num_steps else COLUMNS
+        own = {name: getattr(self, name) for name in names}
+        return {name: rows[:steps] for name, rows in {**own, **self.beside}.items()}
 
     def compute_returns_and_advantages(self, last_values: Any, gamma: float, gae_lambda: float) -> None:
         """``last_values`` (N,): values of the observations the environments are at now."""

@@ -209,7 +209,8 @@ def checkpoint_name(step: int) -> str:
 
 def list_checkpoints(context: RunContext) -> list[Path]:
     """List the checkpoints of a run, oldest first, without ``best`` and without files of buffers."""
-    return sorted(p for p in context.checkpoints_dir.glob(f"step_*{SUFFIX}") if ".buffers" not in p.name)
+    found = context.checkpoints_dir.glob(f"step_*{SUFFIX}")
+    return sorted(path for path in found if ".buffers" not in path.name and not path.is_dir())
 
 
 def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Path, CheckpointState, list[str]]:

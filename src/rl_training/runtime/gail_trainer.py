@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from pydantic import model_validator
 
+from rl_training.algorithms.base import UpdateResult
 from rl_training.algorithms.gail import GAIL, RewardType
-from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device, to_host
 from rl_training.base.options import Sizes, opt
-from rl_training.base.saved import Saved, StateError
+from rl_training.base.saved import Saved
 from rl_training.data.prior_data import PriorData
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.envs.collector import Step
 from rl_training.models.mlp_gail_discriminator import MLPGAILDiscriminator
 from rl_training.runtime.absorbing_states import AbsorbingStates
+from rl_training.runtime.cloning import clone_expert
 from rl_training.runtime.expert_data import ExpertOptions, expert_data
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
@@ -80,25 +81,13 @@ class GAILLoop(OnPolicyLoop):
         self.lengths = [0] * run.config.num_envs  # of the episodes that are under way, with absorbing states
         self._raw_obs, shape = np.zeros_like(self._rollout.obs), self._rollout.rewards.shape
         self._absorbing = AbsorbingStates(data, shape, cfg.gamma, run.factory.time_limit()) if cfg.absorbing else None
+        self._rollout.beside = {"raw_obs": self._raw_obs}
+        if self._absorbing is not None:
+            self._rollout.beside["after_step"] = self._absorbing.after_step
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        lengths = Saved(state, state).counts("lengths")
-        if len(lengths) != len(self.lengths):
-            raise StateError(f"has {len(lengths)} environments, expected {len(self.lengths)}", "lengths")
+        Saved(state, state).counts("lengths", length=len(self.lengths))
         super().load_state_dict(state)
-
-    def unfinished(self) -> dict[str, Any]:
-        stored = {"raw_obs": self._raw_obs}
-        if self._absorbing is not None:
-            stored["after_step"] = self._absorbing.after_step
-        own = {name: torch.from_numpy(rows[: self._rollout.position]) for name, rows in stored.items()}
-        return {**super().unfinished(), **own}
-
-    def resume_rollout(self, state: dict[str, Any]) -> None:
-        super().resume_rollout(state)
-        self._raw_obs[: self._rollout.position] = state["raw_obs"].numpy()
-        if self._absorbing is not None:
-            self._absorbing.after_step[: self._rollout.position] = state["after_step"].numpy()
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         super().cut(lost, obs)
@@ -110,18 +99,16 @@ class GAILLoop(OnPolicyLoop):
         run, cfg = self._run, self._cfg
         if cfg.expert_dataset_kind == "random":
             run.announce("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
-        while run.step == 0 and (cloned := run.counters.get("bc_updates", 0)) < cfg.bc_updates:
-            if not cloned and self._observe is not None:  # observations are scaled as they will be for acting
-                self._observe(self.expert.columns()["obs"])
-            result = run.record_auxiliary_update(self.agent.clone(self._expert_batch()))
-            if run.count("bc_updates") == cfg.bc_updates:
-                run.note(**result.metrics)
-            if run.pausing():
-                yield
+        yield from clone_expert(run, cfg.bc_updates, self._observe_expert, self._clone)
         yield from super().__iter__()
 
-    def _expert_batch(self) -> Tensors:
-        return to_device(self.expert.sample(self._cfg.discriminator_batch_size), self._run.device)
+    def _observe_expert(self) -> None:
+        if self._observe is not None:  # observations are scaled for cloning as they will be for acting
+            self._observe(self.expert.columns()["obs"])
+
+    def _clone(self) -> UpdateResult:
+        batch = to_device(self.expert.sample(self._cfg.discriminator_batch_size), self._run.device)
+        return self.agent.clone(batch)  # type: ignore[no-any-return]
 
     def on_row_stored(self, t: int, step: Step) -> None:
         self._raw_obs[t] = step.obs
@@ -162,8 +149,7 @@ class GAILLoop(OnPolicyLoop):
         rollout, agent, shape = self._rollout, self.agent, self._rollout.rewards.shape
         obs, actions = to_device({"obs": obs, "actions": actions}, self._run.device).values()
         chunks = zip(torch.split(obs, CHUNK), torch.split(actions, CHUNK))
-        by_row = torch.cat([agent.discriminator_reward(*chunk) for chunk in chunks])
-        rewards = to_host(by_row)[0].reshape(shape)
+        rewards = to_host(torch.cat([agent.discriminator_reward(*chunk) for chunk in chunks]))[0].reshape(shape)
         self._run.note(imitation_reward=float(rewards.mean()))
         if self._absorbing is not None:
             [absorbed] = to_host(agent.discriminator_reward(obs[:1], actions[:1], torch.ones(1, device=obs.device)))
@@ -182,13 +168,12 @@ def build(cfg: GAILOptions, plan: Blueprint) -> GAIL:
         features = (cfg.features_dim,) if cfg.features_dim else cfg.hidden_sizes
         changes = {"hidden_sizes": features, "head_sizes": cfg.head_hidden_sizes}
         sizes = sizes if cfg.discriminator_head_hidden_sizes is None else cfg.discriminator_head_hidden_sizes
-    policy = cfg.policy(plan, **changes)
     own = {"hidden_sizes": sizes, "features_dim": cfg.discriminator_features_dim, "absorbing": cfg.absorbing}
     actions = spaces.num_actions if spaces.action_kind == "discrete" else spaces.action_dim
     make = replace(plan, network=None).make  # a network of the caller's own is the policy, never the discriminator
     network = make(MLPGAILDiscriminator, **plan.shape, action_dim=actions, normalize=cfg.normalize_discriminator, **own)
     names = {"discriminator_learning_rate", "reward_type", "label_smoothing", "gradient_penalty"}
-    return GAIL(policy=policy, discriminator=network, **cfg.pick(names), **cfg.learner(plan))
+    return GAIL(policy=cfg.policy(plan, **changes), discriminator=network, **cfg.pick(names), **cfg.learner(plan))
 
 
 SPECS = {"gail": AlgorithmSpec(name="gail", config=GAILOptions, build=build, loop=GAILLoop, obs=("vector", "image"))}

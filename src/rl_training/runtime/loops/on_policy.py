@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_training.base.options import opt
 from rl_training.base.returns import explained_variance
+from rl_training.base.saved import Saved, within
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.collector import Collector, Step
@@ -93,22 +94,16 @@ class OnPolicyLoop(OnlineLoop):
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished rollout is part of the state only if there is one."""
-        unfinished = {"rollout": {**self.unfinished(), "passes": self._passes}} if self.mid_step else {}
+        unfinished = {"rollout": {"rows": self._rollout.state_dict(), "passes": self._passes}} if self.mid_step else {}
         return {**super().state_dict(), **unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "rollout" in state:
-            self.resume_rollout(state["rollout"])
+            with within("rollout"):
+                saved = Saved(state["rollout"], ("rows", "passes"))
+                self._passes = saved.count("passes", most=self._cfg.update_epochs)
+                self._rollout.load_state_dict(saved["rows"])
         super().load_state_dict({name: part for name, part in state.items() if name != "rollout"})
-
-    def unfinished(self) -> dict[str, Any]:
-        """The rollout so far; a variant adds what it stores beside it."""
-        return self._rollout.state_dict()
-
-    def resume_rollout(self, state: dict[str, Any]) -> None:
-        """Go on with an unfinished rollout, or with the passes over it."""
-        self._rollout.load_state_dict(state)
-        self._passes = int(state["passes"])
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         if self._rollout.partial:
