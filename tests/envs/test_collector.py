@@ -9,6 +9,7 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.base.options import ConfigError
 from rl_training.base.state import Rng
 from rl_training.data import Mixed, ReplayBuffer
+from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
@@ -146,6 +147,21 @@ def test_actions_keep_their_units_where_the_one_bound_lies_within_them():
     space = gym.spaces.Box(np.array([-np.inf, -0.5]), np.array([0.5, np.inf]), dtype=np.float64)
     spaces = Spaces.of(Counter(actions=space))
     assert spaces.to_env(np.array([[-1.0, 1.0], [0.25, -0.25]])).tolist() == [[-1.0, 1.0], [0.25, -0.25]]
+
+
+def test_an_action_that_is_not_finite_is_the_agents_fault_and_reaches_no_environment():
+    class Taken(Counter):
+        actions: list = []
+
+        def step(self, action):
+            Taken.actions.append(action)
+            return super().step(action)
+
+    box = gym.spaces.Box(-1, 1, (1,), np.float32)
+    collector = Collector(EnvFactory(lambda: Taken(actions=box), {}), 1, seed=0)
+    with pytest.raises(EnvironmentFailure, match="the agent's action is not finite at step 0"):
+        collector.step(np.array([[np.nan]], np.float32))
+    assert not Taken.actions
 
 
 def test_a_dimension_of_no_width_is_constant():
