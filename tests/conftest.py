@@ -20,12 +20,21 @@ settings.load_profile("busy")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in an order drawn from SEED")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="draw the order of files, and of tests in them, from SEED"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
     if (seed := config.getoption("--shuffle")) is not None:
-        random.Random(seed).shuffle(items)
+        files = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        order, drawn = list(files.values()), random.Random(seed)
+        drawn.shuffle(order)
+        for tests in order:  # together: what a file's tests share is made once
+            drawn.shuffle(tests)
+        items[:] = [item for tests in order for item in tests]
 
 
 @pytest.fixture(autouse=True)
