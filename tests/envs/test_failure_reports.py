@@ -116,11 +116,12 @@ class Hangs(Counter):
 
 def test_an_environment_that_hangs_ends_the_run_with_a_report(tiny, tmp_path):
     config = tiny("dqn", env_id="CartPole-v1", env_limit_seconds=3.0, checkpoint_interval=8)
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(TrainingFailure, match=r"a step has taken longer than 3 seconds .* checkpoint is .*_0000000016"):
         train(config, env=lambda: Hangs(limit=10))
     report = report_of(tmp_path)
     assert report["episode"] == 1 and len(report["actions"]) == 7 and report["exact"]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_limit_that_is_kept_changes_nothing(tiny):

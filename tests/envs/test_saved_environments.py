@@ -2,6 +2,7 @@
 
 import copy
 import random
+import signal
 
 import gymnasium as gym
 import numpy as np
@@ -72,7 +73,7 @@ def test_an_episode_is_not_replayed_beyond_its_end():
 
 @pytest.fixture(scope="module")
 def game():
-    """An Atari environment in its second game, and its state."""
+    """An Atari environment in its second game, its state, and what the next step shows."""
     pytest.importorskip("ale_py")
     slot = replayable(EnvFactory("ALE/Pong-v5", {"frameskip": 200}).make(training=True), seed=1, index=0)
     slot.begin()
@@ -85,15 +86,24 @@ def game():
     for action in (2, 3, 2):
         slot.step(action)
         slot.actions.append(action)
-    return slot, slot.state_dict()
+    state = copy.deepcopy(slot.state_dict())
+    return slot, state, slot.step(0)[0]
 
 
 def test_a_good_emulator_state_is_restored_exactly(game):
-    slot, state = game
-    obs = slot.step(0)[0]
+    slot, state, obs = game
     slot.load_state_dict(state)
     slot.replay(state["actions"])
     assert np.array_equal(slot.step(0)[0], obs)
+
+
+def test_a_state_is_restored_where_nobody_hears_of_ended_processes(game):
+    slot, state, _ = game
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        slot.load_state_dict(state)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_game_that_restores_its_own_flags_otherwise_still_resumes():
@@ -111,7 +121,7 @@ def test_a_game_that_restores_its_own_flags_otherwise_still_resumes():
 
 def test_damaged_emulator_states_are_refused_and_the_process_lives(game):
     """The emulator itself reads whatever it is given: a wrong count of bytes overwrites its memory."""
-    slot, good = game
+    slot, good, _ = game
     rng, data = random.Random(0), good["before"]["emulator"].numpy().tobytes()
     count = data.index(b"M6532") + 5  # how many bytes of RAM follow
     overrun = data[:count] + (2**20).to_bytes(4, "little") + data[count + 4 :]
@@ -136,6 +146,6 @@ def test_damaged_emulator_states_are_refused_and_the_process_lives(game):
     ],
 )
 def test_parts_of_an_atari_state_of_another_kind_are_refused(game, place, value):
-    slot, good = game
+    slot, good, _ = game
     with pytest.raises(StateError):
         slot.load_state_dict({**good, place: value})

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import select
 import signal
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +24,7 @@ from rl_training.base.state import set_generator
 __all__ = ["restore_emulator"]
 
 PATIENCE = 60.0  # seconds that a copy may take for what takes a tenth of one
+HELD = b"1"  # what a copy says if its check passes
 FRAMES = 100  # that a copy plays after a reset
 TRUE, FALSE = b"\xb2\xfa\xb1\xfa", b"\xd2\xba\xd1\xba"  # as the emulator writes them
 ROOM = 2**29  # bytes that a copy may take beyond what there is
@@ -64,23 +65,24 @@ def _holds_in_a_copy(check: Callable[[], bool]) -> bool:
     """Whether a check passes in a forked copy of this process, which may die of it."""
     with warnings.catch_warnings():  # of other threads, which the copy does not have and does not need
         warnings.simplefilter("ignore", DeprecationWarning)
+        reading, writing = os.pipe()  # an exit code would not reach a process that ignores SIGCHLD
         child = os.fork()
     if child == 0:
-        _run_and_leave(check)
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status) == 0
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+        _run_and_leave(check, writing)
+    os.close(writing)
+    try:
+        ready, _, _ = select.select([reading], [], [], PATIENCE)
+        return bool(ready) and os.read(reading, 1) == HELD
+    finally:
+        os.close(reading)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
 
 
-def _run_and_leave(check: Callable[[], bool]) -> None:
+def _run_and_leave(check: Callable[[], bool], writing: int) -> None:
     """In the copy: quiet, with little memory, and gone without any of the process's own clearing up."""
-    code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -89,9 +91,10 @@ def _run_and_leave(check: Callable[[], bool]) -> None:
         for stream in (1, 2):
             os.dup2(quiet, stream)
         _limit_memory()
-        code = 0 if check() else 1
+        if check():
+            os.write(writing, HELD)
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
 def _limit_memory() -> None:
