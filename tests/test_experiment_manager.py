@@ -78,7 +78,9 @@ def test_tensorboard_can_read_the_events(tiny):
 
 
 def test_the_newest_checkpoints_are_kept_and_buffers_of_two(tiny):
-    config = tiny("sac", total_timesteps=400, checkpoint_interval=40, keep_checkpoints=4, buffer_capacity=400)
+    config = tiny(
+        "sac", total_timesteps=400, checkpoint_interval=40, eval_interval=0, keep_checkpoints=4, buffer_capacity=400
+    )
     import rl_training.experiment.checkpointing as checkpointing
 
     apart, checkpointing.SIBLING_BYTES = (
