@@ -3,11 +3,11 @@
 import pytest
 
 from built_learners import DIM, assert_learns_as, built
+from compiling import compiles
 from oracles.bc import BC
 from oracles.cql import CQL
 from oracles.iql import IQL
 from oracles.td3_bc import TD3BC
-from rl_training.optim.compiled import cannot_compile
 
 RATES = {"learning_rate": 0.01, "gamma": 0.9, "tau": 0.1}
 CONSERVATIVE = {**RATES, "actor_learning_rate": 0.004, "num_cql_samples": 2, "cql_alpha": 5.0}
@@ -24,8 +24,7 @@ CASES = {  # options of the learner; its reference, and what the reference is gi
 }
 
 
-@pytest.mark.skipif(cannot_compile() is not None, reason="compiling is not possible here")
-@pytest.mark.timeout(900)
+@compiles
 @pytest.mark.parametrize("algo", CASES)
 def test_a_compiled_update_is_the_papers_too(algo):
     options, reference, beside = CASES[algo]

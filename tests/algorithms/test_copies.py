@@ -10,21 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from compiling import compiles
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.sac import SAC
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.models import MLPQNetwork, MLPSACModel
-from rl_training.optim.compiled import cannot_compile
 from rl_training.optim.flat import FlatAdam, Target, descend
 from rl_training.runtime.spec import Blueprint
 from toys import assert_same
 
 everyone = pytest.mark.parametrize("algo", ALGORITHMS)
-compiles = pytest.mark.skipif(
-    cannot_compile() is not None, reason=f"compiling is not possible here: {cannot_compile()}"
-)
 
 
 def build(algo, tiny):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import compiles
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.dreamer import DreamerReference
 from oracles.precision import double_precision
@@ -227,6 +228,7 @@ def test_images_of_other_sides_are_averaged_over_areas():
         torch.testing.assert_close(target[..., column], wide[..., first:last].float().mean(-1))
 
 
+@compiles
 def test_updates_through_our_own_kernels_are_those_of_the_paper_too():
     """In float32: the recurrence is a kernel then, of the sizes that its own tests build."""
     size = Size(deter=24, hidden=20, latents=3, classes=5, units=16, depth=2, blocks=2, embed=7)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import compiles
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.ensemble import DECAYS, EnsembleReference
 from oracles.precision import double_precision
@@ -105,6 +106,7 @@ def test_a_model_with_predictions_of_its_own_is_drawn_from_alike(members, own_ro
         torch.testing.assert_close(*drawn)
 
 
+@compiles
 def test_compiled_steps_are_the_same():
     model = ensemble(hidden=(8, 8))
     dynamics, reference = EnsembleDynamics(model=model, learning_rate=3e-3), EnsembleReference(model, 3e-3)

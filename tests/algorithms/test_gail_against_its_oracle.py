@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from compiling import compiles
 from on_policy_learners import FIFTH_OF_A_STEP, HEADS, OPTIONS, network, oracle_network, rollout
 from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics
 from oracles.gail import GAIL as Oracle
@@ -142,6 +143,7 @@ def test_a_logit_of_zero_is_right_about_nobody():
     assert terms["gail_discriminator_expert_accuracy"] == terms["gail_discriminator_policy_accuracy"] == 0
 
 
+@compiles
 def test_a_compiled_discriminator():
     small = {"discriminator_learning_rate": 2**-10}
     compare(compiled=True, dtype=torch.float32, absorbing=True, gradient_penalty=1.0, **small)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from compiling import compiles
 from on_policy_learners import FIFTH_OF_A_STEP, IMAGES, OPTIONS, SMALL_STEPS, network, oracle_network, rollout
 from oracles.comparing import FLOAT32, FLOAT64, assert_changed, assert_same_metrics, assert_same_parameters
 from oracles.policies import ActorCritic
@@ -85,6 +86,7 @@ def test_both_phases_from_images(architecture):
     )
 
 
+@compiles
 def test_compiled_phases():
     compare(compiled=True, dtype=torch.float32, aux_learning_rate=2**-10, **SMALL_STEPS)
 

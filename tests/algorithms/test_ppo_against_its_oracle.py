@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import compiles
 from on_policy_learners import IMAGES, OPTIONS, SMALL_STEPS, network, oracle_network, rollout
 from oracles.comparing import FLOAT32, FLOAT64, assert_changed, assert_same_metrics, assert_same_parameters
 from oracles.gae import advantages_and_targets
@@ -64,6 +65,7 @@ def test_updates_from_images(shape):
     compare("discrete", shape={**IMAGES, **shape}, dtype=torch.float32, rows=4, updates=3, **SMALL_STEPS)
 
 
+@compiles
 def test_compiled_updates():
     compare("box", dtype=torch.float32, compiled=True, clip_values=True, **SMALL_STEPS)
 

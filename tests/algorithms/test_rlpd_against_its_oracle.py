@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from built_learners import DIM, OBS, assert_learns_as, built, doubles, far, fitted, scaled
+from compiling import compiles
 from oracles.comparing import FLOAT32
 from oracles.rlpd import RLPD as Reference
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.models import MLPSACModel
 from rl_training.models.mlp import EnsembleLinear
-from rl_training.optim.compiled import cannot_compile
 
 GIVEN = {"learning_rate": 0.01, "gamma": 0.9, "tau": 0.1, "num_critics": 5, "gradient_updates_per_step": 3}
 NAMES = {"gradient_updates_per_step": "updates_per_batch"}
@@ -74,8 +74,7 @@ def test_observations_are_normalised_wherever_a_network_sees_them():
         )
 
 
-@pytest.mark.skipif(cannot_compile() is not None, reason="compiling is not possible here")
-@pytest.mark.timeout(900)
+@compiles
 def test_a_compiled_update_is_the_papers_too():
     learner = built("rlpd", **GIVEN)
     learner.use_compiled()

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from built_learners import DIM, OBS, assert_learns_as, built, doubles, far, fitted, scaled
+from compiling import compiles
 from oracles.comparing import FLOAT32, FLOAT64
 from oracles.sac import SAC as Reference
 from rl_training.algorithms.sac import SAC
 from rl_training.models import MLPSACModel
-from rl_training.optim.compiled import cannot_compile
 
 GIVEN = {"learning_rate": 0.01, "gamma": 0.9, "tau": 0.1}
 
@@ -95,8 +95,7 @@ def test_log_deviations_beyond_their_bounds_are_cut():
         assert model.actor[-1].bias[DIM:].tolist() == [4.0, -25.0]
 
 
-@pytest.mark.skipif(cannot_compile() is not None, reason="compiling is not possible here")
-@pytest.mark.timeout(900)
+@compiles
 def test_a_compiled_update_is_the_papers_too():
     learner = built("sac", **GIVEN)
     learner.use_compiled()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import compiles
 from oracles import discrete_cql, dqn, fqf, iqn, qr_dqn
 from oracles.comparing import FLOAT32
 from oracles.value_based import BATCHES, LEARNERS, NETWORKS, OPTIONS, SHAPE, assert_updates_agree, batch, scatter
@@ -200,6 +201,7 @@ def test_returns_without_a_range_give_fractions_no_gradient():
     assert all(torch.isfinite(parameter).all() for parameter in learner.q_network.parameters())
 
 
+@compiles
 @pytest.mark.parametrize(("kind", "architecture"), [("dqn", "dueling and noisy"), ("iqn", "plain"), ("fqf", "dueling")])
 def test_compiled_updates_are_the_oracles_too(kind, architecture):
     torch.set_default_dtype(torch.float32)  # as in every run; a larger epsilon of Adam does not magnify rounding

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compiling import compiles
 from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.ppo import PPO
 from rl_training.base.options import ConfigError
@@ -117,6 +118,7 @@ def test_a_resumed_run_goes_on_in_bf16_to_the_last_bit(tiny):
     same_end(load_checkpoint(whole.checkpoint_path), load_checkpoint(rest.checkpoint_path))
 
 
+@compiles
 def test_compiled_updates_learn_in_bf16_too():
     """Their gradients are those of an eager update in bf16, nearer than float32's."""
     eager, compiled, full = dqn("bf16"), dqn("bf16"), dqn("float32")
