@@ -361,6 +361,15 @@ def test_a_fit_stopped_between_epochs_goes_on_there():
     assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
 
 
+def test_a_fit_that_has_ended_saves_no_limit_of_its_own():
+    """The next fit is given one; a run that was resumed in between ends in the same state as one that was not."""
+    process = fit(EnsembleDynamics(model=model(), learning_rate=3e-3))
+    process.most_updates = 3
+    assert process.state_dict()["most_updates"] is None
+    next(process.run(linear_data(400, noise=0.05)))
+    assert process.state_dict()["most_updates"] == (3 if process.active else None)
+
+
 # ---- rollouts
 
 

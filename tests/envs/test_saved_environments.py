@@ -127,7 +127,8 @@ def test_damaged_emulator_states_are_refused_and_the_process_lives(game):
     overrun = data[:count] + (2**20).to_bytes(4, "little") + data[count + 4 :]
     cut = data[: len(data) * 2 // 3]
     noise = [bytes(byte if rng.random() > 0.01 else rng.randrange(256) for byte in data) for _ in range(3)]
-    for bad in (overrun, cut, b"", bytes(len(data)), b"\xff" * len(data), data * 3, *noise):
+    longer = data + bytes(8)  # which the emulator reads without a complaint, and saves otherwise
+    for bad in (overrun, cut, longer, b"", bytes(len(data)), b"\xff" * len(data), data * 3, *noise):
         state = copy.deepcopy(good)
         state["before"]["emulator"] = torch.frombuffer(bytearray(bad), dtype=torch.uint8) if bad else torch.zeros(0)
         with pytest.raises(StateError, match=r"^before\.emulator: "):
