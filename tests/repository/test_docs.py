@@ -30,6 +30,7 @@ assert run.gradient_steps == int(steps) > 500 and float(score) >= 195 and run.st
 assert [line.split()[0] for line in said[:-1]] == [str(500 * (i + 1)) for i in range(len(said) - 1)]
 """,
     "bc.md-0": "assert 5 <= float(said[0]) <= 100",
+    "configuration.md-0": "assert said[-1] == str(second.run_dir) != str(first.run_dir) and len(runs) == 2",
     "cql.md-0": TORQUE,
     "dqn.md-0": RETURN,
     "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",

@@ -54,7 +54,7 @@ class ManagedAlgorithm:
         self._agent: Learner | None = None
         self._spaces: Spaces | None = None
         self._checkpoint: Path | None = None
-        self._output_dir: str | Path | None = None  # where a checkpoint that lies in no run goes on
+        self._loaded = False  # whether the agent was loaded, and learning makes a new run
         self._references: dict[str, float] = {}
 
     @classmethod
@@ -93,19 +93,21 @@ class ManagedAlgorithm:
         return self._agent
 
     def learn(self, callbacks: list[Callback] | None = None, loggers: Sequence[Logger] | None = None) -> TrainResult:
-        """Train to ``config.total_timesteps``; a loaded or stopped run continues where it was."""
+        """Train to ``config.total_timesteps``; called again, go on with the same run where it was.
+
+        A loaded agent starts a new run, with its networks and everything else anew; the run that it comes from is left
+        as it is (``resume_training`` goes on with that).
+        """
         from rl_training.runtime.workflows import resume_training
 
         given = {"callbacks": callbacks, "loggers": loggers}
         context: dict[str, Any] = {**given, "env": self._env, "network": self._network}
-        if self._checkpoint is None:
+        if self._loaded or self._checkpoint is None:
             result = self._spec.train(self.config, **context)
         else:
-            total = self.config.total_timesteps
-            context["output_dir"] = self._output_dir
-            result = resume_training(self._checkpoint, total_timesteps=total, **context)
-            self._output_dir = None
+            result = resume_training(self._checkpoint, total_timesteps=self.config.total_timesteps, **context)
         self._open(result.checkpoint_path)
+        self._loaded = False
         return result
 
     def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, float]:
@@ -145,20 +147,27 @@ class ManagedAlgorithm:
         output_dir: str | Path | None = None,
         trust: str | Iterable[str] = (),
     ) -> ManagedAlgorithm:
-        """Load a saved agent or any checkpoint of a run; an environment or network of your own must be given again.
+        """Load a saved agent, a checkpoint or the newest one of a run; an environment or network of your own must be
+        given again.
 
-        ``output_dir`` is where ``learn`` goes on, in a new run directory; a checkpoint that lies in no run needs it.
-        ``trust`` names modules that the file's environment may be imported from.
+        ``learn`` then makes a new run, in ``output_dir``: by default beside the run that the checkpoint lies in, or in
+        ``runs``, whatever folder the file names. ``trust`` names modules that the file's environment may be imported
+        from.
         """
         from rl_training.base.trust import trust_modules
-        from rl_training.experiment.checkpointing import load_checkpoint
+        from rl_training.experiment.runs import find_checkpoint, run_dir_of
         from rl_training.runtime.workflows import config_of
 
         trust_modules(trust)
-        state = load_checkpoint(path, buffers=False)
-        managed = cls(config_of(state, env=env), env=env, network=network)
-        managed._output_dir = output_dir
-        managed._open(Path(path), state, device)
+        found, state = find_checkpoint(path, buffers=False)
+        parent = run_dir_of(found)
+        beside = parent.parent if parent is not None else TrainConfig.model_fields["output_dir"].default
+        config = config_of(state, env=env).replace(
+            init_from=str(found), init_parts=(), output_dir=output_dir if output_dir is not None else beside
+        )
+        managed = cls(config, env=env, network=network)
+        managed._open(found, state, device)
+        managed._loaded = True
         return managed
 
     def _open(self, path: Path, state: CheckpointState | None = None, device: str | None = None) -> None:

@@ -46,6 +46,9 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
     parser.add_argument("--num-envs", type=count, metavar="N", help="environments stepped together")
     parser.add_argument("--eval-episodes", type=count, metavar="N", help="episodes per evaluation")
     parser.add_argument(
+        "--init-from", metavar="PATH", help="a run directory or checkpoint whose networks the new run starts with"
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -124,7 +127,7 @@ def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> 
 
     flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
     flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
-    flags |= {"eval_episodes": args.eval_episodes}
+    flags |= {"eval_episodes": args.eval_episodes, "init_from": args.init_from}
     overrides = {name: value for name, value in flags.items() if value is not None}
     overrides |= dict(parse_override(text) for text in args.set) if chosen is None else chosen
     if args.config is not None:

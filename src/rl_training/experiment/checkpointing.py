@@ -30,6 +30,7 @@ __all__ = [
     "CheckpointState",
     "agent_state",
     "buffers_path",
+    "checksum_of",
     "count_numbers",
     "first_nonfinite",
     "load_checkpoint",
@@ -98,6 +99,11 @@ def _store_buffers(path: Path, buffers: Any) -> dict[str, str]:
     if not sibling.exists():
         _write_packed(sibling, packed)
     return {"$file": sibling.name, "sha256": packed.digest}
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum that a checkpoint, which has been loaded, holds of itself."""
+    return _stored_digest(path) or ""
 
 
 def _stored_digest(path: Path) -> str | None:

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from dataclasses import dataclass, field
 from importlib import metadata
 from io import StringIO
@@ -38,6 +39,7 @@ __all__ = [
     "create_run_context",
     "drop_later_checkpoints",
     "dump_yaml",
+    "find_checkpoint",
     "git_commit",
     "list_checkpoints",
     "newest_checkpoint",
@@ -229,6 +231,17 @@ def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Pat
     if problems:
         raise CheckpointError("; ".join(problems))
     raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+
+
+def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:
+    """Load a checkpoint file, or the newest whole one of a run directory."""
+    path = Path(path)
+    if not path.is_dir():
+        return path, load_checkpoint(path, buffers=buffers)
+    found, state, problems = newest_checkpoint(path, buffers=buffers)
+    for problem in problems:
+        warnings.warn(f"{problem}; going back to {found.name}", stacklevel=2)
+    return found, state
 
 
 def drop_later_checkpoints(context: RunContext, step: int) -> None:

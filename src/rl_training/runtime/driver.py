@@ -66,6 +66,8 @@ class Driver:
                 run.reporter.open(context, run.step, logged=None if checkpoint is None else self._attended)
                 with self._recorded(), self._watched():
                     run.reporter.announce_start(context, run.engine.why, run.chosen)
+                    if run.origin is not None:
+                        run.announce(str(run.origin))
                     run.callbacks.call("on_train_start", run.trainer_state())
                     self._iterate()
                     return self._conclude()

@@ -26,6 +26,7 @@ from rl_training.runtime.saving import TrainingFailure
 from rl_training.runtime.schedules import Schedules
 from rl_training.runtime.stopping import Stopping
 from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.transfer import Origin
 from rl_training.tracking.loggers import Logger
 
 __all__ = ["Run", "TrainingFailure", "crossings"]
@@ -58,6 +59,7 @@ class Run(Counters):
             self.callbacks.hooks("on_collect_end"),
         )
         self.options, self.chosen = options, chosen
+        self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState()
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
         self.reporter = Reporter(config, loggers)

@@ -28,7 +28,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
-from rl_training.experiment.runs import create_run_context, open_run_context
+from rl_training.experiment.runs import create_run_context, open_run_context, write_metadata
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.runtime.building import within_checkpoint
@@ -42,6 +42,7 @@ from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.transfer import start_from
 from rl_training.tracking.loggers import Logger, Loggers
 
 __all__ = ["AlgorithmSpec", "Blueprint", "Network", "predict", "saved_options", "with_options"]
@@ -165,10 +166,14 @@ class AlgorithmSpec:
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
         )
         agent = self._built(options, plan, checkpoint_state)
+        if checkpoint_state is None and config.init_from is not None:
+            run.origin = start_from(agent, config)
         set_precision(agent, config.precision)
         loop = self.loop(run, agent, options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
+            if run.origin is not None:
+                write_metadata(context, {"parent": run.origin.facts()})
             return Driver(run, loop, context).drive(checkpoint_state, locked=locked)
         finally:
             loop.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from rl_training.base.errors import reason
 from rl_training.base.files import lock_folder
 from rl_training.base.options import ConfigError
 from rl_training.base.trust import require_trusted, trust_modules
-from rl_training.experiment.checkpointing import CheckpointError, CheckpointState, load_checkpoint
+from rl_training.experiment.checkpointing import CheckpointError, CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import newest_checkpoint, run_dir_of
+from rl_training.experiment.runs import find_checkpoint, run_dir_of
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.saving import refuse_agent_alone
 from rl_training.runtime.trainer import TrainResult
@@ -41,17 +40,6 @@ def config_of(state: CheckpointState, *, env: Any = None) -> TrainConfig:
     if env is None:
         require_trusted("the checkpoint", config.env_id, config.env_kwargs)
     return config
-
-
-def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:
-    """Load a checkpoint file, or the newest whole one of a run directory."""
-    path = Path(path)
-    if not path.is_dir():
-        return path, load_checkpoint(path, buffers=buffers)
-    found, state, problems = newest_checkpoint(path, buffers=buffers)
-    for problem in problems:
-        warnings.warn(f"{problem}; going back to {found.name}", stacklevel=2)
-    return found, state
 
 
 def evaluate_checkpoint(
