@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -152,8 +153,14 @@ def test_in_a_process_of_its_own():
 }
 
 
+@pytest.fixture
+def toy(judged, tmp_path):
+    """A copy of that repository for each test: some of them change it."""
+    return shutil.copytree(judged, tmp_path / "toy", symlinks=True)
+
+
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory):
+def judged(tmp_path_factory):
     """A repository of one file, whose mutants have been run once."""
     root = tmp_path_factory.mktemp("toy")
     for name, text in TOY.items():
