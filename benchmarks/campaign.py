@@ -105,22 +105,24 @@ def write_record(folder: Path, row: dict[str, Any]) -> None:
 
 
 def start(folder: Path, workers: int) -> None:
+    folder = folder.resolve()  # the workers are started in the checkout
     folder.mkdir(parents=True, exist_ok=True)
     checkout, python = folder / "checkout", folder / "venv" / "bin" / "python"
     if not checkout.exists():
         subprocess.run(["git", "clone", "--quiet", str(HERE.parent), str(checkout)], check=True)
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-e", f"{checkout}[{EXTRAS}]"]
-        subprocess.run(install, check=True)
+        pins = ["--constraint", str(checkout / "constraints.txt")]
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", *pins, "-e", f"{checkout}[{EXTRAS}]"], check=True)
     shutil.copy(HERE / "campaign.yaml", folder / "queue.yaml")  # rows may be added while it runs
     going = len(list(alive(folder)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for _ in range(going, workers):
         with open(folder / "log.txt", "a") as log:
-            command = [str(python), str(checkout / "benchmarks" / "campaign.py"), "work", str(folder.resolve())]
+            command = [str(python), str(checkout / "benchmarks" / "campaign.py"), "work", str(folder)]
             process = subprocess.Popen(
-                command, cwd=checkout, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
+                ["nice", "-n", "19", *command],  # whatever else the machine does comes first
+                cwd=checkout, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
                 start_new_session=True,
             )  # fmt: skip
         (folder / f"worker-{process.pid}.pid").write_text(str(process.pid))

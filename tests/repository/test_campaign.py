@@ -66,3 +66,21 @@ def test_a_row_with_a_typo_is_refused(campaign, tmp_path):
     (tmp_path / "queue.yaml").write_text("rows: [{name: x, algo: ppo, env_id: CartPole-v1, seed: [1], hours: 1}]")
     with pytest.raises(SystemExit, match=r"x: \['seed'\]"):
         campaign.queue(tmp_path / "queue.yaml")
+
+
+def test_workers_are_started_by_whole_paths_whatever_folder_is_named(campaign, tmp_path, monkeypatch):
+    started = []
+
+    class Started:
+        pid = 0
+
+        def __init__(self, command, *, cwd, **_):
+            started.append((command, cwd))
+
+    monkeypatch.setattr(campaign.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(campaign.subprocess, "Popen", Started)
+    monkeypatch.chdir(tmp_path)
+    campaign.start(Path("evidence"), workers=1)
+    ((command, folder),) = started
+    paths = [Path(word) for word in command if "evidence" in word]
+    assert len(paths) == 3 and all(path.is_absolute() for path in [*paths, folder])
