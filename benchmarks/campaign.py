@@ -27,6 +27,14 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 EXTRAS = "box2d,mujoco,atari,offline"
+SAME = (
+    "algo",
+    "env_id",
+    "total_timesteps",
+    "num_envs",
+    "algo_kwargs",
+    "env_kwargs",
+)  # what makes two runs of a seed one
 
 
 class Job(NamedTuple):
@@ -115,6 +123,7 @@ def start(folder: Path, workers: int) -> None:
         pins = ["--constraint", str(checkout / "constraints.txt")]
         subprocess.run([str(python), "-m", "pip", "install", "-qq", *pins, "-e", f"{checkout}[{EXTRAS}]"], check=True)
     shutil.copy(HERE / "campaign.yaml", folder / "queue.yaml")  # rows may be added while it runs
+    recall(folder, HERE / "results" / "campaign")
     going = len(list(alive(folder)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for _ in range(going, workers):
@@ -127,6 +136,19 @@ def start(folder: Path, workers: int) -> None:
             )  # fmt: skip
         (folder / f"worker-{process.pid}.pid").write_text(str(process.pid))
     print(f"{max(workers, going)} at work; python benchmarks/campaign.py status {folder}")
+
+
+def recall(folder: Path, records: Path) -> None:
+    """Take over the runs of records that were collected before, by another folder, so that they are not made again."""
+    for job in queue(folder / "queue.yaml"):
+        place, path = folder / job.folder, records / f"{job.row['name'].replace('/', '_')}.json"
+        if (place / "result.json").exists() or not path.exists():
+            continue
+        record, config = json.loads(path.read_text()), config_of(job).plain()
+        run = next((run for run in record["runs"] if run["seed"] == job.seed), None)
+        if run is not None and all(record["config"][name] == config[name] for name in SAME):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "result.json").write_text(json.dumps(run, indent=1) + "\n")
 
 
 def alive(folder: Path) -> Iterator[int]:

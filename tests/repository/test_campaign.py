@@ -84,3 +84,18 @@ def test_workers_are_started_by_whole_paths_whatever_folder_is_named(campaign, t
     ((command, folder),) = started
     paths = [Path(word) for word in command if "evidence" in word]
     assert len(paths) == 3 and all(path.is_absolute() for path in [*paths, folder])
+
+
+def test_a_new_folder_takes_over_the_runs_of_collected_records_if_their_options_are_the_same(campaign, tmp_path):
+    campaign.work(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "queue.yaml").write_text(ROWS.replace("seeds: [1, 2]", "seeds: [1, 4]").replace("[3]", "[3, 5]"))
+    campaign.recall(other, tmp_path / "records")
+    done = sorted(str(path.parent.relative_to(other / "runs")) for path in other.rglob("result.json"))
+    assert done == ["ppo_first/1", "ppo_second/3"]
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "queue.yaml").write_text(ROWS.replace("num_steps: 32", "num_steps: 64"))
+    campaign.recall(changed, tmp_path / "records")
+    assert not list(changed.rglob("result.json"))
