@@ -84,6 +84,16 @@ def work(folder: Path) -> None:
             return
 
 
+def come_last() -> None:
+    """Leave the processors to whatever else the machine does.
+
+    Linux divides time between sessions first, each with a niceness of its own, and only then between a session's processes.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
+
+
 def config_of(job: Job) -> Any:
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.yaml_config import apply_overrides, read_config
@@ -130,7 +140,7 @@ def start(folder: Path, workers: int) -> None:
         with open(folder / "log.txt", "a") as log:
             command = [str(python), str(checkout / "benchmarks" / "campaign.py"), "work", str(folder)]
             process = subprocess.Popen(
-                ["nice", "-n", "19", *command],  # whatever else the machine does comes first
+                command,
                 cwd=checkout, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
                 start_new_session=True,
             )  # fmt: skip
@@ -212,6 +222,7 @@ def main() -> None:
     if args.command == "start":
         start(args.folder, args.workers)
     elif args.command == "work":
+        come_last()
         work(args.folder)
     elif args.command == "collect":
         collect(args.folder)

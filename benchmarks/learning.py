@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import statistics
 import sys
@@ -181,7 +180,7 @@ def record(folder: Path, name: str, config: TrainConfig, runs: list[dict[str, An
     asked = f"at most {ceiling}" if ceiling is not None else threshold
     verdict = "" if asked is None else f"; asked {asked}: {'passed' if passed else 'NOT PASSED'}"
     print(
-        f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]{verdict}",
+        f"  mean {summary['mean']:.1f}, IQM {summary['iqm']:.1f} [{summary['low']:.1f}, {summary['high']:.1f}]{verdict}",
         flush=True,
     )
     content = {
@@ -213,15 +212,12 @@ def last_episodes(checkpoint: Path, count: int) -> dict[str, float]:
 
 
 def summarise(returns: list[float]) -> dict[str, float]:
-    """Mean over seeds with a 95 % interval (Student's t)."""
-    mean = statistics.fmean(returns)
-    if len(returns) < 2:
-        return {"mean": mean, "low": mean, "high": mean}
-    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}.get(
-        len(returns), 1.96
-    )
-    half = t * statistics.stdev(returns) / math.sqrt(len(returns))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    """Mean and interquartile mean over seeds, with a 95 % bootstrap interval of the latter, within what was seen."""
+    from rl_training.analysis.statistics import iqm, stratified_bootstrap
+
+    value, low, high = stratified_bootstrap(iqm, returns)
+    bounds = (value, value) if low is None else (low, high)
+    return {"mean": statistics.fmean(returns), "iqm": float(value), "low": float(bounds[0]), "high": float(bounds[1])}
 
 
 def check(

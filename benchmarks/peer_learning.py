@@ -57,7 +57,7 @@ def main() -> int:
     folder = HERE / "results" / "peers"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"sb3_{args.row.replace('/', '_')}.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(f"  mean {summary['mean']:.1f}, 95 % interval [{summary['low']:.1f}, {summary['high']:.1f}]")
+    print(f"  mean {summary['mean']:.1f}, IQM {summary['iqm']:.1f} [{summary['low']:.1f}, {summary['high']:.1f}]")
     return 0
 
 

@@ -34,16 +34,18 @@ def learning(folder: str = "learning") -> list[dict]:
 
 
 def learned(result: dict) -> str:
+    """The interquartile mean over seeds, its interval, and the number of seeds."""
     digits = 0 if max(abs(result["low"]), abs(result["high"])) >= 10 else 2
-    interval = f" [{result['low']:.{digits}f}, {result['high']:.{digits}f}]" if len(result["runs"]) > 1 else ""
-    return f"{result['mean']:.{digits}f}{interval}"
+    low, high = (f"{result[name] + 0.0:.{digits}f}".replace("-0.00", "0.00") for name in ("low", "high"))
+    value, seeds = f"{result['iqm']:.{digits}f}".replace("-0.00", "0.00"), len(result["runs"])
+    return f"{value} (one seed)" if seeds == 1 else f"{value} [{low}, {high}], n = {seeds}"
 
 
 def results_table(algo: str | None = None, folder: str = "learning") -> str:
     """One row per record of a folder: the last checkpoint's return over seeds, with a 95 % interval."""
-    what = {"learning": "preset", "defaults": "algorithm and task"}[folder]
+    what = {"learning": "preset", "defaults": "algorithm and task", "campaign": "row"}[folder]
     lines = [
-        f"| {what} | steps | return, mean over seeds [95 % interval] | each seed | asked | commit |",
+        f"| {what} | steps | return, IQM over n seeds [95 % interval] | each seed | asked | commit |",
         "|---|---|---|---|---|---|",
     ]
     for result in learning(folder):
@@ -146,7 +148,7 @@ def steps(count: int) -> str:
 def algorithms_table() -> str:
     """The README's table: what each algorithm takes, and what it was measured to reach."""
     lines = [
-        "| algorithm | observations | actions | measured (last checkpoint, mean over seeds) |",
+        "| algorithm | observations | actions | measured (last checkpoint, IQM over n seeds) |",
         "|---|---|---|---|",
     ]
     for name, entry in ALGORITHMS.items():
@@ -175,6 +177,7 @@ def page(text: str) -> str:
             "config": lambda: markdown_table(CONFIGS[what or "run"]),
             "results": lambda: results_table(what or None),
             "defaults": lambda: results_table(folder="defaults"),
+            "campaign": lambda: results_table(folder="campaign"),
             "speed": speed_table,
             "fractions": fractions_table,
             "dreamer": dreamer_table,

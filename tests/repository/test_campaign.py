@@ -1,6 +1,7 @@
 """The evidence campaign: a queue of runs that is worked through in order, survives interruptions, and says where it stands."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_workers_are_started_by_whole_paths_whatever_folder_is_named(campaign, t
     ((command, folder),) = started
     paths = [Path(word) for word in command if "evidence" in word]
     assert len(paths) == 3 and all(path.is_absolute() for path in [*paths, folder])
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no autogroups here")
+def test_workers_come_after_everything_else_in_their_session_and_beside_others():
+    shown = "import campaign, os; campaign.come_last(); print(os.nice(0), open('/proc/self/autogroup').read())"
+    done = subprocess.run(
+        [sys.executable, "-c", shown], cwd=BENCHMARKS, start_new_session=True, capture_output=True, text=True
+    )
+    assert done.stdout.split()[0] == "19" and done.stdout.split()[-1] == "19", done.stderr
 
 
 def test_a_new_folder_takes_over_the_runs_of_collected_records_if_their_options_are_the_same(campaign, tmp_path):
