@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "raised", "reason"]
+import contextlib
+import re
+from collections.abc import Iterator
+
+__all__ = ["enough_memory", "printable", "raised", "reason"]
+
+# numpy's and torch's words for an allocation that failed, where they raise something other than a MemoryError
+NO_MEMORY = re.compile(r"can't allocate memory|array is too big|out of memory")
 
 
 def printable(text: str) -> str:
@@ -24,3 +31,14 @@ def raised(error: BaseException) -> str:
     """An exception as ``Type: text``, in one line."""
     text, kind = " ".join(str(error).split()), type(error).__name__
     return f"{kind}: {text}" if text else kind
+
+
+@contextlib.contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Turn an allocation that fails, in numpy or in torch, into one line that names what was being made."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+            raise
+        raise ValueError(f"{what}: there is not enough memory ({reason(error)})") from None

@@ -9,7 +9,7 @@ import torch
 
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
-from rl_training.base.errors import reason
+from rl_training.base.errors import enough_memory
 from rl_training.base.saved import LARGEST, Saved, StateError, within
 from rl_training.base.state import Rng
 from rl_training.data.layouts import numpy_dtype
@@ -47,7 +47,7 @@ class RecurrentReplayBuffer:
         self.capacity, self.num_envs, self.sequence_length = capacity, num_envs, sequence_length
         self.rng = rng if rng is not None else Rng(0, "replay")
         self._rows, self._device = rows, torch.device(device)
-        try:
+        with enough_memory(f"a replay buffer of {capacity:,} observations"):
             self._columns = {
                 "obs": np.zeros((num_envs, rows, *obs_shape), numpy_dtype(obs_dtype)),
                 "actions": np.zeros((num_envs, rows, *action_shape), numpy_dtype(action_dtype)),
@@ -56,10 +56,6 @@ class RecurrentReplayBuffer:
                 "episode_starts": np.zeros((num_envs, rows), np.float32),
                 "last": np.zeros((num_envs, rows), np.float32),
             }
-        except MemoryError as error:
-            raise ValueError(
-                f"a replay buffer of {capacity:,} observations does not fit into memory: {reason(error)}"
-            ) from None
         self.written = np.zeros(num_envs, np.int64)  # rows ever stored, of each environment
         self.next_reward = np.zeros(num_envs, np.float32)  # arrived with the observation that is stored next
         self.next_starts = np.ones(num_envs, np.float32)  # whether that observation starts an episode

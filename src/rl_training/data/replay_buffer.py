@@ -9,7 +9,7 @@ import torch
 
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
-from rl_training.base.errors import reason
+from rl_training.base.errors import enough_memory
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.base.state import Rng
 from rl_training.data.frames import from_frame_ring
@@ -61,15 +61,11 @@ class ReplayBuffer:
         fields = transition_fields(obs, action, extra)
         images = len(obs.shape) == 3 and obs.dtype == np.uint8
         self._layout: PackedLayout
-        try:
+        with enough_memory(f"a replay buffer of {capacity:,} transitions"):
             if images and share_frames:
                 self._layout = FrameLayout(capacity, fields, frames, reuse=reuse)
             else:
                 self._layout = PackedLayout(capacity, fields, reuse=reuse)
-        except MemoryError as error:
-            raise ValueError(
-                f"a replay buffer of {capacity:,} transitions does not fit into memory: {reason(error)}"
-            ) from None
 
     def __len__(self) -> int:
         return self.size

@@ -10,6 +10,7 @@ import torch
 
 from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
+from rl_training.base.errors import enough_memory
 from rl_training.base.returns import gae
 from rl_training.base.saved import Saved, StateError
 from rl_training.base.state import Rng
@@ -39,11 +40,12 @@ class RolloutBuffer:
         self.num_steps, self.num_envs, self.position = num_steps, num_envs, 0
         self.rng = rng if rng is not None else Rng(0, "minibatches")
         self._device = torch.device(device)
-        self.obs = np.zeros((*rows, *obs_shape), obs_dtype)
-        self.actions = np.zeros((*rows, *action_shape), action_dtype)
-        scalars = [np.zeros(rows, np.float32) for _ in range(6)]
-        self.logprobs, self.rewards, self.values, self.terminated, self.truncated, self.final_values = scalars
-        self.advantages, self.returns = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+        with enough_memory(f"a rollout of {num_steps:,} steps of {num_envs:,} environments"):
+            self.obs = np.zeros((*rows, *obs_shape), obs_dtype)
+            self.actions = np.zeros((*rows, *action_shape), action_dtype)
+            scalars = [np.zeros(rows, np.float32) for _ in range(6)]
+            self.logprobs, self.rewards, self.values, self.terminated, self.truncated, self.final_values = scalars
+            self.advantages, self.returns = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
         self.beside: dict[str, np.ndarray] = {}  # arrays (T, N, ...) of a loop's own, which are saved with the others
 
     def add(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.errors import enough_memory
 from rl_training.base.options import ConfigError
 from rl_training.base.trust import require_trusted
 from rl_training.envs.factory import EnvFactory, EnvSource
@@ -136,7 +137,8 @@ class AlgorithmSpec:
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
         """The learner, with networks of its own no larger than the checkpoint it is made for."""
-        with within_checkpoint(state) if state is not None and plan.network is None else contextlib.nullcontext():
+        limits = within_checkpoint(state) if state is not None and plan.network is None else contextlib.nullcontext()
+        with enough_memory("networks of these options"), limits:
             return self.build(options, plan)
 
     def train(
