@@ -22,12 +22,12 @@ TOO_MANY = 10**14
     ids=["numpy", "numpy, beyond addresses", "torch"],
 )
 def test_an_allocation_that_fails_names_what_was_being_made(allocation):
-    with pytest.raises(ValueError, match="a large thing: there is not enough memory"), enough_memory("a large thing"):
+    with pytest.raises(ValueError, match=r"a large thing: there is not enough memory"), enough_memory("a large thing"):
         allocation()
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match="^broken$"), enough_memory("a large thing"):
+    with pytest.raises(RuntimeError, match=r"^broken$"), enough_memory("a large thing"):
         raise RuntimeError("broken")
 
 
