@@ -10,7 +10,8 @@
 smaller) is watched from the call of ``learn()`` to the end of its second update. Every function of the package that is
 called counts whole, whichever of its branches is taken, and so do the fields of its class. Not counted: imports; what
 belongs to ``NOT_FOLLOWED``, and whatever that calls in its turn; constants of modules. Nothing is due to be evaluated,
-logged or saved before the updates, so none of it is met.
+logged or saved before the updates, so none of it is met; and updates run eagerly, as in every short run, so compiled
+graphs and kernels are not met either.
 
 **What names may lead to** is static and needs nothing installed; it errs upwards. From the roots (the managed class's
 ``learn`` and the algorithm's entry in ``SPECS`` of its trainer) it follows every name to the function, class or
@@ -379,11 +380,11 @@ def called_by(package: Package, algo: str, not_followed: tuple[str, ...] = NOT_F
 
     watch, stop = Watch(package, not_followed), Stop()
     task = "CartPole-v1" if "discrete" in get_algorithm_spec(algo).actions else "Pendulum-v1"
-    never = {"log_interval": 10**9, "checkpoint_interval": 10**9, "eval_interval": 0}
+    plain = {"log_interval": 10**9, "checkpoint_interval": 10**9, "eval_interval": 0, "compile": False}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = {"total_timesteps": 1_000, "eval_episodes": 1, "output_dir": folder, "progress": "off"}
-        agent = getattr(rl_training, get_entry(algo).public)(task, **{**run, **never, **TINY.get(algo, {})})
+        agent = getattr(rl_training, get_entry(algo).public)(task, **{**run, **plain, **TINY.get(algo, {})})
         sys.setprofile(watch)
         try:
             agent.learn(callbacks=[stop])

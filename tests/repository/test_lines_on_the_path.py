@@ -85,7 +85,7 @@ RATE = 0.5
 }
 
 
-LONGEST = {"sac": 1433, "ppo": 1451, "dreamer": 1640}  # lines that a run calls; lower them with the path
+LONGEST = {"sac": 1357, "ppo": 1366, "dreamer": 1376}  # lines that a run calls; lower them with the path
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_path_from_learn_to_the_gradient_grows_no_longer(script, algo):
     assert {"api.algorithms.ManagedAlgorithm.learn", "runtime.driver.Driver.drive", "optim.flat.descend"} <= names
     assert not any(name.startswith(script.NOT_FOLLOWED) for name in names)
     lines = len(set().union(*watch.lines.values()))
-    assert LONGEST[algo] - 60 <= lines <= LONGEST[algo], "too long, or shorter than the bound says: see --run --symbols"
+    assert lines <= LONGEST[algo], f"{lines}: scripts/lines_on_the_path.py {algo} --run --symbols shows them"
 
 
 def test_own_lines_are_those_of_the_algorithms_file_and_its_trainer(script, toy):
