@@ -114,7 +114,7 @@ class Saver:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that has taken its name; None if there is none."""
+    """What a folder has and another one of its name has not; None if there is no folder."""
     try:
         facts = os.stat(folder)
     except OSError:

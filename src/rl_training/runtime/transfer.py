@@ -66,8 +66,8 @@ def start_from(agent: Learner, config: TrainConfig) -> Origin:
     for name in config.init_parts:
         if not any(name in unit.split(".") for unit in here):
             raise ConfigError([(("init_parts",), f"{name!r} is no part of this agent, which has {', '.join(here)}")])
-    wanted = {name for name in here if _named(name, config.init_parts)}
-    pairs = {name: _counterpart(name, there) for name in wanted}
+    requested = {name for name in here if _named(name, config.init_parts)}
+    pairs = {name: _counterpart(name, there) for name in requested}
     taken = {name: other for name, other in pairs.items() if other is not None}
     for name, other in taken.items():
         _require_fit(name, here[name], there[other], source)
