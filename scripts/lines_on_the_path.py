@@ -383,7 +383,7 @@ def called_by(package: Package, algo: str, not_followed: tuple[str, ...] = NOT_F
     plain = {"log_interval": 10**9, "checkpoint_interval": 10**9, "eval_interval": 0, "compile": False}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = {"total_timesteps": 1_000, "eval_episodes": 1, "output_dir": folder, "progress": "off"}
+        run = {"total_timesteps": 1_000, "eval_episodes": 1, "output_dir": folder, "progress": "off", "device": "cpu"}
         agent = getattr(rl_training, get_entry(algo).public)(task, **{**run, **plain, **TINY.get(algo, {})})
         sys.setprofile(watch)
         try:
