@@ -35,7 +35,7 @@ QUICK, SLOW = ("pendulum-replay", "mountaincar-demos", "mountaincar-expert"), ("
 
 
 def replay_of(config: TrainConfig, *, expert: float | None = None) -> TransitionDataset:
-    """Train, and keep what was lived through; the best checkpoint is the expert unless another return is named."""
+    """Train, and keep the experience; the best checkpoint is the expert unless another return is named."""
     with tempfile.TemporaryDirectory() as folder:
         result = get_algorithm_spec(config.algo).train(config.replace(output_dir=folder))
         data = export_replay(result.checkpoint_path)

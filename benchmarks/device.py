@@ -41,15 +41,15 @@ def main() -> int:
     parser.add_argument("--group", choices=tuple(GROUPS), help="only these cases, printed and not recorded")
     args = parser.parse_args()
     facts = {name: fact for name, fact in provenance().items() if name != "command"}
-    wanted = [args.group] if args.group else list(GROUPS)
+    groups = [args.group] if args.group else list(GROUPS)
     rows = []
-    for group in wanted:
+    for group in groups:
         for record in cases(group, args.device):
             rows.append(record)
             print(
                 record["case"], {name: record[name] for name in ("off", "act", "update") if name in record}, flush=True
             )
-    expected = sum(len(GROUPS[group]) for group in wanted)
+    expected = sum(len(GROUPS[group]) for group in groups)
     print(f"{len(rows)} of {expected} cases ran on {args.device}")
     if args.device == PRETEND and args.group is None and len(rows) == expected:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)

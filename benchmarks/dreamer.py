@@ -40,19 +40,26 @@ def learner(kernels: bool = True):
     return agent
 
 
-def work(agent) -> dict[str, Callable]:
-    """What is timed. Parts of the world model run forward and backward on their own, from random inputs."""
+def random_batch(shape: tuple[int, int]) -> dict:
+    """Sequences (T, B) of random pixels, actions and rewards."""
     import torch
 
-    model, rssm, plain = agent.world_model, agent.world_model.rssm, learner(kernels=False)
-    shape = (LENGTH, BATCH)
-    batch = {
+    return {
         "obs": torch.randint(256, (*shape, 3, SIDE, SIDE), dtype=torch.uint8),
         "actions": torch.randint(ACTIONS, shape),
         "rewards": torch.randn(shape),
         "dones": torch.zeros(shape),
         "episode_starts": torch.zeros(shape),
     }
+
+
+def work(agent) -> dict[str, Callable]:
+    """What is timed. Parts of the world model run forward and backward on their own, from random inputs."""
+    import torch
+
+    model, rssm, plain = agent.world_model, agent.world_model.rssm, learner(kernels=False)
+    shape = (LENGTH, BATCH)
+    batch = random_batch(shape)
     target, noise = model.encoder.target(batch["obs"]), rssm.noise(*shape)
     tokens = torch.randn(*shape, model.encoder.width, requires_grad=True)
     features = torch.randn(*shape, model.width, requires_grad=True)

@@ -127,28 +127,28 @@ def files(name: str, count: int, folder: Path) -> Figures:
 # ---- runs that are ended
 
 
-def told(name: str, count: int, stories: Iterator[lives.Story], shown: Callable[[lives.Story], int]) -> Figures:
+def sums_of(name: str, count: int, stories: Iterator[lives.Story], shown: Callable[[lives.Story], int]) -> Figures:
     """Sums over the stories of runs, until ``count`` kills or runs are counted."""
-    progress, all_told = Shown(name, count), []
+    progress, seen = Shown(name, count), []
     for story in stories:
-        all_told.append(story)
+        seen.append(story)
         progress.step(len(story.notes), shown(story))
     names = ("lives", "hangs", "tracebacks", "wrong_codes", "bytes_lost", "unequal_tensors", "unequal_rows")
-    sums = {name: sum(getattr(story, name) for story in all_told) for name in names}
-    where = sum((story.kills for story in all_told), Counter[str]())
+    sums = {name: sum(getattr(story, name) for story in seen) for name in names}
+    where = sum((story.kills for story in seen), Counter[str]())
     return {
-        "runs": len(all_told),
+        "runs": len(seen),
         "kills": sum(where.values()),
         "kills_by_signal_and_stage": dict(sorted(where.items())),
-        "runs_by_algorithm": dict(Counter(story.algo for story in all_told)),
+        "runs_by_algorithm": dict(Counter(story.algo for story in seen)),
         **sums,
-        "notes": [note for story in all_told for note in story.notes][:40],
+        "notes": [note for story in seen for note in story.notes][:40],
         "passed": not any(sums[name] for name in names if name != "lives"),
     }
 
 
 class Straights(dict[str, lives.Straight]):
-    """The run of each algorithm that nothing happens to, trained when it is first asked for."""
+    """The run of each algorithm that nothing happens to, trained when it is first needed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def kills(name: str, count: int, folder: Path) -> Figures:
             left -= sum(story.kills.values())
             yield story
 
-    return told(name, count, stories(), lambda story: sum(story.kills.values()))
+    return sums_of(name, count, stories(), lambda story: sum(story.kills.values()))
 
 
 def bad_disks(name: str, count: int, folder: Path) -> Figures:
@@ -190,7 +190,7 @@ def bad_disks(name: str, count: int, folder: Path) -> Figures:
             else:
                 yield lives.slow_disk_story(algo, place, straight, seed)
 
-    figures = told(name, count, stories(), lambda story: 1)
+    figures = sums_of(name, count, stories(), lambda story: 1)
     how = "a small file system" if mounted else "a limit on the size of files"
     return {**({"disk": how} if name == "full_disks" else {}), **figures}
 

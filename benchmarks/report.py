@@ -68,13 +68,15 @@ def comparable(record: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]
     if not figures:
         return "no comparable figure", "no comparable figure"
 
-    def told(figure: dict[str, Any]) -> str:
+    def described(figure: dict[str, Any]) -> str:
         what = f"{figure['algo']}, {figure['env_id']}, {figure['steps']:,} steps; {known['sources'][figure['source']]['name']}"
         spread = f" ± {figure['std']:.4g}" if "std" in figure else ""
         return f"{figure['return']:.4g}{spread} ({what})"
 
     own = [figure for figure in figures if figure["algo"] == record["algo"]]
-    return told(own[0]) if own else "no comparable figure", told(max(figures, key=lambda figure: figure["return"]))
+    return described(own[0]) if own else "no comparable figure", described(
+        max(figures, key=lambda figure: figure["return"])
+    )
 
 
 def row(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""IQN balances a pole: quantiles of the return at any fraction, asked for at random."""
+"""IQN balances a pole: quantiles of the return at fractions drawn at random."""
 
 from reference import config_from_flags, report
 from rl_training import IQN

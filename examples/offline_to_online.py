@@ -1,4 +1,4 @@
-"""The whole way: train an expert, record what it lived through, learn from that alone, then go on online from it.
+"""The whole way: train an expert, record its experience, learn from that alone, then go on online from it.
 
 Each part is a few minutes on a laptop; ``--scale 0.1`` shortens all of them.
 """
@@ -26,7 +26,7 @@ if __name__ == "__main__":
     expert.learn()
     expert_return = expert.evaluate()["eval_return_mean"]
 
-    data = export_replay(expert.checkpoint_path)  # everything it lived through, from its first clumsy steps on
+    data = export_replay(expert.checkpoint_path)  # all of its experience, from its first clumsy steps on
     add_references(data, expert.config, seed=0, expert=expert_return)
     path = Path(flags.output_dir) / "pendulum-replay.npz"
     write_npz(path, data)

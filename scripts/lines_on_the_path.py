@@ -3,17 +3,28 @@
     python scripts/lines_on_the_path.py                    # a line for each algorithm
     python scripts/lines_on_the_path.py sac ppo --files    # and one for each file
     python scripts/lines_on_the_path.py sac --symbols      # and one for each function, class and constant
+    python scripts/lines_on_the_path.py sac --run          # what a run calls, instead of what names may lead to
+    python scripts/lines_on_the_path.py sac --run --everything  # with what NOT_FOLLOWED leaves out
 
-The count is static and needs nothing installed. From the roots (the managed class's ``learn`` and the algorithm's entry
-in ``SPECS`` of its trainer) it follows every name to the function, class or constant of the package that it stands for:
+**What a run calls** (``--run``) is exact. A real run with bare defaults (``TINY`` makes what would take minutes
+smaller) is watched from the call of ``learn()`` to the end of its second update. Every function of the package that is
+called counts whole, whichever of its branches is taken, and so do the fields of its class. Not counted: imports; what
+belongs to ``NOT_FOLLOWED``, and whatever that calls in its turn; constants of modules. Nothing is due to be evaluated,
+logged or saved before the updates, so none of it is met; and updates run eagerly, as in every short run, so compiled
+graphs and kernels are not met either.
+
+**What names may lead to** is static and needs nothing installed; it errs upwards. From the roots (the managed class's
+``learn`` and the algorithm's entry in ``SPECS`` of its trainer) it follows every name to the function, class or
+constant of the package that it stands for:
 
 - ``self.x`` leads to ``x`` of every class reached that inherits from this one, ``super().x`` to the next one in order;
-- ``anything.x`` leads to ``x`` of every class reached: types are not inferred, so the count errs upwards;
+- ``anything.x`` leads to ``x`` of every class reached, since types are not inferred;
 - strings lead to methods too, where they are fields of a class (``PARTS = ("_learn",)``) or given to ``getattr``;
 - a class counts with its fields, its special methods and ``forward``; other methods count when something leads there.
 
-A line counts if it is neither blank nor comment nor docstring. Annotations lead nowhere. ``NOT_FOLLOWED`` and
-``NOT_CALLED`` list what does not belong to the path: checkpoints and files, logging, evaluation, videos, environments.
+Annotations lead nowhere. ``NOT_FOLLOWED`` and ``NOT_CALLED`` list what does not belong to the path: checkpoints and
+files, logging, evaluation, videos, environments. In both counts, a line counts if it is neither blank nor comment nor
+docstring.
 
 *Own lines* are those of ``algorithms/X.py`` and of X's trainer together, reached or not.
 """
@@ -24,11 +35,14 @@ import argparse
 import ast
 import io
 import sys
+import tempfile
 import tokenize
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent / "src" / "rl_training"
@@ -41,7 +55,10 @@ NOT_CALLED = (  # methods, of any class
     "_open", "_restore", "_save", "checkpoint_state", "load_state_dict", "state_dict",
     "__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__repr__", "__setstate__",
 )  # fmt: skip
+UPDATES = 2  # of a run that is watched: the first may set up what the second finds
+TINY: dict[str, dict[str, Any]] = {"dreamer": {"size": "nano", "batch_size": 3, "sequence_length": 8}}
 Definition = ast.FunctionDef | ast.ClassDef | ast.stmt
+Lines = set[tuple[str, int]]  # module and number
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,20 @@ class Package:
                 found += [base for base in self.bases(home) if base not in found]
         return found
 
+    def followed(self, module: str, not_followed: tuple[str, ...]) -> bool:
+        """Whether a module belongs to the path."""
+        return not any(module == name or module.startswith(f"{name}.") for name in not_followed)
+
+    def fields(self, symbol: Symbol) -> Lines:
+        """The lines of a class without its methods."""
+        module, methods = self.modules[symbol.module], self.methods(symbol).values()
+        inside = {line for method in methods for line in span_of(method)}
+        return {(symbol.module, n) for n in module.code & set(span_of(module.definitions[symbol.name])) - inside}
+
+    def whole(self, module: str, node: ast.AST) -> Lines:
+        """The lines of code of a part of a module."""
+        return {(module, line) for line in span_of(node) if line in self.modules[module].code}
+
     def methods(self, symbol: Symbol) -> dict[str, ast.FunctionDef]:
         """The methods that a class itself defines."""
         node = self.modules[symbol.module].definitions[symbol.name]
@@ -146,7 +177,7 @@ class Walk:
 
     def __init__(self, package: Package, not_followed: tuple[str, ...] = NOT_FOLLOWED) -> None:
         self.package, self._not_followed = package, not_followed
-        self.lines: dict[Symbol, set[tuple[str, int]]] = {}
+        self.lines: dict[Symbol, Lines] = {}
         self._classes: dict[Symbol, list[Symbol]] = {}  # classes reached, with their bases
         self._attributes: set[str] = set()  # names that are asked of any object
         self._own: set[tuple[Symbol, str, bool]] = set()  # of self in a class, or (True) of super()
@@ -182,7 +213,7 @@ class Walk:
             self._reach(Symbol(owner.module, f"{owner.name}.{name}"), self.package.methods(owner)[name], owner)
 
     def _followed(self, module: str) -> bool:
-        return not any(module == name or module.startswith(f"{name}.") for name in self._not_followed)
+        return self.package.followed(module, self._not_followed)
 
     def _reach(self, symbol: Symbol, node: ast.AST, cls: Symbol | None) -> None:
         """Count a symbol and follow what it names; ``cls`` is the class of a method."""
@@ -194,8 +225,7 @@ class Walk:
                 for base in self._classes[symbol]:
                     self._reach_fields(base)
         elif symbol not in self.lines:
-            code = self.package.modules[symbol.module].code
-            self.lines[symbol] = {(symbol.module, line) for line in span_of(node) if line in code}
+            self.lines[symbol] = self.package.whole(symbol.module, node)
             self._follow(symbol.module, node, cls)
 
     def _reach_fields(self, symbol: Symbol) -> None:
@@ -203,9 +233,7 @@ class Walk:
         node = self.package.modules[symbol.module].definitions[symbol.name]
         if symbol in self.lines or not self._followed(symbol.module) or not isinstance(node, ast.ClassDef):
             return
-        methods = {line for part in node.body if isinstance(part, ast.FunctionDef) for line in span_of(part)}
-        fields = (set(span_of(node)) & self.package.modules[symbol.module].code) - methods
-        self.lines[symbol] = {(symbol.module, line) for line in fields}
+        self.lines[symbol] = self.package.fields(symbol)
         for part in [*node.decorator_list, *node.body]:
             if not isinstance(part, ast.FunctionDef):
                 self._follow(symbol.module, part, symbol)
@@ -244,6 +272,49 @@ class Walk:
             self._own.add((cls, part.attr, True))
         elif not above:
             self._attributes.add(part.attr)
+
+
+class Watch:
+    """A profiler (``sys.setprofile``) that notes the functions of a package that are called."""
+
+    def __init__(self, package: Package, not_followed: tuple[str, ...] = NOT_FOLLOWED) -> None:
+        self.package, self._not_followed = package, not_followed
+        self._modules = {str(module.path.resolve()): module.name for module in package.modules.values()}
+        self._called: dict[CodeType, str | None] = {}  # with their modules; None: not followed
+        self._left: FrameType | None = None  # within this call, nothing is followed
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and self._left is None:
+            code = frame.f_code
+            if code not in self._called:
+                self._called[code] = self._module(code)
+            if self._called[code] is None:
+                self._left = frame
+        elif event == "return" and frame is self._left:
+            self._left = None
+
+    def _module(self, code: CodeType) -> str | None:
+        """The module of a function, "" for those of other packages, None for imports and what is not followed."""
+        name = self._modules.get(code.co_filename, "")
+        importing = code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib")
+        return name if not importing and self.package.followed(name, self._not_followed) else None
+
+    @property
+    def lines(self) -> dict[Symbol, Lines]:
+        """The lines of every function that was called, and of the fields of its class."""
+        found: dict[Symbol, Lines] = {}
+        for code, name in self._called.items():
+            for node in self.package.modules[name].tree.body if name else ():
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and code.co_firstlineno in span_of(node):
+                    symbol = Symbol(str(name), node.name)
+                    found[symbol] = self.package.whole(symbol.module, node)
+                    if isinstance(node, ast.ClassDef):
+                        found[symbol] = self.package.fields(symbol)
+                        for method in self.package.methods(symbol).values():
+                            if code.co_firstlineno in span_of(method):
+                                part = Symbol(symbol.module, f"{node.name}.{method.name}")
+                                found[part] = self.package.whole(symbol.module, method)
+        return found
 
 
 def span_of(node: Any) -> range:
@@ -290,6 +361,39 @@ def path_of(package: Package, algo: str, not_followed: tuple[str, ...] = NOT_FOL
     return walk
 
 
+def called_by(package: Package, algo: str, not_followed: tuple[str, ...] = NOT_FOLLOWED) -> Watch:
+    """Everything that a run of one algorithm calls until it has learned."""
+    import rl_training
+    from rl_training.experiment.registry import get_algorithm_spec, get_entry
+
+    if Path(rl_training.__file__).resolve().parent != package.root.resolve():
+        sys.exit(f"{rl_training.__file__} is imported, not {package.root}: set PYTHONPATH")
+
+    class Stop(rl_training.Callback):
+        updates = 0
+
+        def on_update_end(self, trainer: Any, result: Any) -> None:
+            self.updates += 1
+            if self.updates == UPDATES:
+                sys.setprofile(None)
+                trainer.request_stop("counted")
+
+    watch, stop = Watch(package, not_followed), Stop()
+    task = "CartPole-v1" if "discrete" in get_algorithm_spec(algo).actions else "Pendulum-v1"
+    plain = {"log_interval": 10**9, "checkpoint_interval": 10**9, "eval_interval": 0, "compile": False}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = {"total_timesteps": 1_000, "eval_episodes": 1, "output_dir": folder, "progress": "off", "device": "cpu"}
+        agent = getattr(rl_training, get_entry(algo).public)(task, **{**run, **plain, **TINY.get(algo, {})})
+        sys.setprofile(watch)
+        try:
+            agent.learn(callbacks=[stop])
+        finally:
+            sys.setprofile(None)
+    assert stop.updates >= UPDATES, f"{algo} made {stop.updates} updates"
+    return watch
+
+
 def own_lines(package: Package, algo: str) -> int:
     """All lines of code of an algorithm's file and its trainer."""
     trainer, _ = specs(package)[algo]
@@ -302,21 +406,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("algorithms", nargs="*", help="registry names (default: all)")
     parser.add_argument("--files", action="store_true", help="show the lines of each file")
     parser.add_argument("--symbols", action="store_true", help="show the lines of each function, class and constant")
+    parser.add_argument("--run", action="store_true", help="count what a run calls, not what names may lead to")
+    parser.add_argument("--everything", action="store_true", help="with checkpoints, files, logging, environments")
     parser.add_argument("--package", type=Path, default=ROOT, help="the package's folder")
     args = parser.parse_args(arguments)
     package = Package(args.package)
-    known = specs(package)
+    known, how = specs(package), called_by if args.run else path_of
     for algo in args.algorithms or known:
         if algo not in known:
             parser.error(f"unknown algorithm {algo!r}; known: {', '.join(known)}")
-        walk = path_of(package, algo)
-        reached = {line for lines in walk.lines.values() for line in lines}
+        found = how(package, algo, () if args.everything else NOT_FOLLOWED).lines
+        reached = {line for lines in found.values() for line in lines}
         print(f"{algo:8} {len(reached):5} lines on the path, {own_lines(package, algo):4} of its own")
         if args.files:
-            for module, count in Counter(module for module, _ in reached).most_common():
-                print(f"  {count:5} {module}")
+            for module, number in Counter(module for module, _ in reached).most_common():
+                print(f"  {number:5} {module}")
         if args.symbols:
-            for symbol, lines in sorted(walk.lines.items(), key=lambda item: -len(item[1])):
+            for symbol, lines in sorted(found.items(), key=lambda item: -len(item[1])):
                 print(f"  {len(lines):5} {symbol.module}.{symbol.name}")
     return 0
 

@@ -206,9 +206,10 @@ class Bench:
                 file.write(json.dumps({**described(mutant), **verdict}, ensure_ascii=False) + "\n")
             done = sum(self.counts.values())
             rate = 60 * done / (time.monotonic() - self._began)
-            told = f"{by or str(verdict.get('ran', 0)) + ' tests'}, {verdict.get('seconds', 0)} s, {rate:.1f}/min"
+            facts = f"{by or str(verdict.get('ran', 0)) + ' tests'}, {verdict.get('seconds', 0)} s, {rate:.1f}/min"
             print(
-                f"{done}/{self.total} {result:9} {mutant.file}:{mutant.line} {mutant.change[:90]}  [{told}]", flush=True
+                f"{done}/{self.total} {result:9} {mutant.file}:{mutant.line} {mutant.change[:90]}  [{facts}]",
+                flush=True,
             )
 
 
@@ -277,7 +278,7 @@ class Worker(threading.Thread):
         return answer
 
 
-# choosing mutants, and what is told of them ---------------------------------------------------------------------------
+# choosing mutants, and reporting on them ---------------------------------------------------------------------------
 
 
 def ignored(tree: Tree) -> dict[str, dict[str, Any]]:
@@ -350,16 +351,16 @@ def run(tree: Tree, args: argparse.Namespace) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit(f"another run uses the copies in {tree.cache}")
-    wanted, known = choose(tree, args), results(tree)
+    chosen, known = choose(tree, args), results(tree)
     if args.again:
-        wanted = [m for m in wanted if m.id in known and known[m.id]["result"] not in DEAD]
+        chosen = [m for m in chosen if m.id in known and known[m.id]["result"] not in DEAD]
     elif not args.only:
-        wanted = [m for m in wanted if known.get(m.id, {"result": "unsettled"})["result"] == "unsettled"]
+        chosen = [m for m in chosen if known.get(m.id, {"result": "unsettled"})["result"] == "unsettled"]
     tests = Map(tree)
-    if wanted:
+    if chosen:
         tests.update(args.tests or ["tests"], args.jobs)
-    bench = Bench(tree, tests, wanted, args.tests, args.quick)
-    workers = [Worker(i, bench) for i in range(min(args.jobs, len(wanted)))]
+    bench = Bench(tree, tests, chosen, args.tests, args.quick)
+    workers = [Worker(i, bench) for i in range(min(args.jobs, len(chosen)))]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -374,7 +375,7 @@ def score(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def judged(tree: Tree, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Results of the chosen mutants, with their lines as they are now, and those that lived."""
+    """Results of the chosen mutants, with their lines as they are now, and those that survived."""
     known = results(tree)
     rows = [{**known[m.id], **described(m)} for m in choose(tree, args) if m.id in known]
     rows.sort(key=lambda row: (row["file"], row["line"]))
@@ -382,19 +383,19 @@ def judged(tree: Tree, args: argparse.Namespace) -> tuple[list[dict[str, Any]], 
 
 
 def report(tree: Tree, args: argparse.Namespace) -> None:
-    rows, lived = judged(tree, args)
+    rows, survivors = judged(tree, args)
     for room in [*ROOMS, "elsewhere"]:
         if here := [row for row in rows if row["room"] == room]:
             print(f"{room:12} {score(here)}")
     print(f"{'all':12} {score(rows)}\n")
-    for row in lived:
+    for row in survivors:
         print(f"{row['id']} {row['file']}:{row['line']} {row['result']}, {row['kind']}, in {row['in'] or 'the module'}")
         nth = f"  (nth: {row['nth']})" if row["nth"] else ""
         print(f"    {row['text']}\n    {row['change']}{nth}")
 
 
 def record(tree: Tree, args: argparse.Namespace) -> None:
-    rows, lived = judged(tree, args)
+    rows, survivors = judged(tree, args)
     content = {
         "commit": tree.git("rev-parse", "HEAD").strip(),
         "date": time.strftime("%Y-%m-%d"),
@@ -404,7 +405,7 @@ def record(tree: Tree, args: argparse.Namespace) -> None:
         "all": score(rows),
         "rooms": {room: score(r for r in rows if r["room"] == room) for room in sorted({r["room"] for r in rows})},
         "kinds": {kind: score(r for r in rows if r["kind"] == kind) for kind in sorted({r["kind"] for r in rows})},
-        "survivors": [{name: row[name] for name in ("file", "in", "text", "change", "result")} for row in lived],
+        "survivors": [{name: row[name] for name in ("file", "in", "text", "change", "result")} for row in survivors],
         "ignored": list(ignored(tree).values()),
     }
     path = tree.root / "benchmarks" / "results" / "mutants" / f"{args.name}.json"

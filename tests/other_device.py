@@ -88,7 +88,7 @@ VALUES = {"train_frequency": 2, "target_update_interval": 2}
 SHORT = {"dataset_size": 60, "batch_size": 8}
 FITS = {"model_updates": 4, "rollout_batch_size": 12, "model_batch_size": 16, "synthetic_batch_ratio": 0.5}
 PLANS = {"train_frequency": 12, "learning_starts": 20, "initial_random_steps": 20, "model_updates_per_step": 0.2}
-DREAMS = {"train_frequency": 8, "sequence_length": 6, "imagination_horizon": 2}
+DREAMER = {"train_frequency": 8, "sequence_length": 6, "imagination_horizon": 2}
 GROUPS: dict[str, dict[str, Case]] = {
     "on-policy": {
         "ppo": Case("ppo", {**ON_POLICY, "clip_values": True, "target_kl": 10.0}, steps=32, more=16),
@@ -138,9 +138,9 @@ GROUPS: dict[str, dict[str, Case]] = {
         "mbpo, learned terminations": Case("mbpo", {**FITS, "env_id": "Slope-v0", "rollout_horizon": 2}, steps=22),
         "mopo": Case("mopo", {**SHORT, **FITS, "layer_norm": True}, steps=3),
         "mopo, known terminations": Case("mopo", {**SHORT, **FITS, "env_id": "KnownSlope-v0"}, steps=3),
-        "dreamer": Case("dreamer", {**DREAMS, "optimizer": "laprop", "imagination_batch_size": 5}, exported=True),
-        "dreamer, box": Case("dreamer", {**DREAMS, "env_id": "Pendulum-v1", "normalize_observations": True}),
-        "dreamer, pictures": Case("dreamer", {**DREAMS, "size": "nano"}, Pictures),
+        "dreamer": Case("dreamer", {**DREAMER, "optimizer": "laprop", "imagination_batch_size": 5}, exported=True),
+        "dreamer, box": Case("dreamer", {**DREAMER, "env_id": "Pendulum-v1", "normalize_observations": True}),
+        "dreamer, pictures": Case("dreamer", {**DREAMER, "size": "nano"}, Pictures),
     },
 }
 

@@ -117,7 +117,7 @@ def _shaped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Loan:
-    """The device's tensors among an operation's arguments, as tensors of the CPU, and the way back for its results."""
+    """The device's tensors among an operation's arguments, as tensors of the CPU, and a function that takes its results back to the device."""
 
     def __init__(self) -> None:
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by a device tensor's id: (host, device)
@@ -207,9 +207,9 @@ def _convolution(*args: Any, **kwargs: Any) -> Any:
 
 
 def _convolution_backward(gradient: Any, x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    *geometry, wanted = (*args, *kwargs.values())
-    bias = [weight.shape[1 if geometry[3] else 0]] if wanted[2] else None  # geometry[3]: transposed
-    return _on_the_cpu(torch.ops.aten.convolution_backward.default, gradient, x, weight, bias, *geometry, wanted)
+    *geometry, mask = (*args, *kwargs.values())
+    bias = [weight.shape[1 if geometry[3] else 0]] if mask[2] else None  # geometry[3]: transposed
+    return _on_the_cpu(torch.ops.aten.convolution_backward.default, gradient, x, weight, bias, *geometry, mask)
 
 
 def _teach_deepcopy() -> None:

@@ -122,7 +122,7 @@ def test_lambda_returns_by_hand_and_their_fixed_point():
     discounts, values = torch.tensor([[9.0], [0.5], [0.5]]), torch.tensor([[9.0], [4.0], [8.0]])
     last = 2 + 0.5 * 8
     assert lambda_returns(rewards, discounts, values, 0.5)[:, 0].tolist() == [1 + 0.5 * (0.5 * 4 + 0.5 * last), last]
-    right = torch.full((6, 1), 10.0)  # r = 1 for ever at 0.9 is worth ten
+    right = torch.full((6, 1), 10.0)  # r = 1 for ever at 0.9 is ten
     torch.testing.assert_close(lambda_returns(torch.ones(6, 1), right * 0.09, right, 0.7), right[:-1])
 
 
@@ -235,8 +235,8 @@ def test_the_decoder_loss_in_chunks_is_that_of_all_images_and_so_are_its_gradien
     plain, quick = (decoder(features) - target / 255).square().sum((-3, -2, -1)).mean(), decoder.loss(features, target)
     torch.testing.assert_close(quick, plain)
     leaves = [features, *decoder.parameters()]
-    wanted = torch.autograd.grad(3 * plain, leaves)
-    for got, grad in zip(torch.autograd.grad(3 * quick, leaves), wanted):
+    expected = torch.autograd.grad(3 * plain, leaves)
+    for got, grad in zip(torch.autograd.grad(3 * quick, leaves), expected):
         torch.testing.assert_close(got, grad, rtol=1e-4, atol=1e-4)
 
 

@@ -53,7 +53,7 @@ def test_the_rewards_of_a_rollout_are_the_discriminators(tiny):
 
 
 def test_with_absorbing_states_a_constant_discriminator_gives_episodes_of_any_length_the_same_return(tiny):
-    """Every step is worth ln 2; an episode that has ended goes on being worth it."""
+    """Every step pays ln 2; an episode that has ended goes on paying it."""
     gamma = 0.9
     config = tiny("gail", absorbing=True, normalize_rewards=False, gamma=gamma, num_steps=60)
     for limit in (3, 7, 20):

@@ -1,4 +1,4 @@
-"""IQL's maths: expectiles, weights, and that no value is ever asked for an action outside the data."""
+"""IQL's maths: expectiles, weights, and that no action outside the data is ever evaluated."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the whole value-based family can be asked for, and QR-DQN in particular."""
+"""Options of the whole value-based family, and QR-DQN in particular."""
 
 import gymnasium as gym
 import numpy as np
@@ -72,8 +72,8 @@ def test_what_makes_no_sense_is_refused_with_a_reason(tiny, options, message):
 def test_a_noisy_network_needs_no_random_actions_but_may_have_them(tiny):
     spec = get_algorithm_spec("dqn")
     assert spec.options(tiny("dqn", noisy=True)).epsilon_schedule == {"type": "constant", "start": 0.0}
-    wanted = {"type": "constant", "start": 0.1}
-    assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=wanted)).epsilon_schedule == wanted
+    schedule = {"type": "constant", "start": 0.1}
+    assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=schedule)).epsilon_schedule == schedule
     usual = spec.config.model_fields["epsilon_schedule"].default
     assert spec.options(tiny("dqn", noisy=True, epsilon_schedule=usual)).epsilon_schedule == usual  # given is given
     assert spec.options(tiny("dqn", noisy=True)).replace(gamma=0.9).epsilon_schedule["start"] == 0.0

@@ -49,20 +49,21 @@ def ours() -> None:
     run(lambda: agent.update(buffer.sample(rows), global_step=0).num_gradient_steps)
 
 
+def network(sizes: list[int], norm: bool) -> torch.nn.Sequential:
+    """A perceptron of torch's own layers."""
+    layers: list[torch.nn.Module] = []
+    for i, o in pairwise(sizes[:-1]):
+        layers += [torch.nn.Linear(i, o), *([torch.nn.LayerNorm(o)] if norm else []), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(sizes[-2], sizes[-1]))
+
+
 def plain() -> None:
     import copy
 
-    from torch import nn
     from torch.nn import functional as F
 
-    def network(sizes: list[int], norm: bool) -> nn.Sequential:
-        layers: list[nn.Module] = []
-        for i, o in pairwise(sizes[:-1]):
-            layers += [nn.Linear(i, o), *([nn.LayerNorm(o)] if norm else []), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
-
     actor = network([OBS, *HIDDEN, 2 * ACTIONS], False)
-    critics = nn.ModuleList(network([OBS + ACTIONS, *HIDDEN, 1], True) for _ in range(10))
+    critics = torch.nn.ModuleList(network([OBS + ACTIONS, *HIDDEN, 1], True) for _ in range(10))
     targets = copy.deepcopy(critics)
     actor_adam = torch.optim.Adam(actor.parameters(), lr=3e-4, foreach=True)
     critic_adam = torch.optim.Adam(critics.parameters(), lr=3e-4, foreach=True)

@@ -129,12 +129,12 @@ def test_a_discriminator_of_ones_own_needs_nothing_but_logits():
     expert, policy = expert_and_policy(oracle, 0)
     before = own.weight.detach().clone()
     learner.update_discriminator(policy, expert, global_step=0)
-    chances = [
+    probabilities = [
         own_logits.sigmoid()
         for own_logits in ((before[0] * b["obs"][:, 0] + before[1] * b["actions"]) for b in (expert, policy))
     ]
     rows = [torch.stack([b["obs"][:, 0], b["actions"].double()], 1) for b in (expert, policy)]
-    gradient = -((1 - chances[0])[:, None] * rows[0]).mean(0) + (chances[1][:, None] * rows[1]).mean(0)
+    gradient = -((1 - probabilities[0])[:, None] * rows[0]).mean(0) + (probabilities[1][:, None] * rows[1]).mean(0)
     torch.testing.assert_close(own.weight.detach(), before - 2**-7 * gradient.sign(), rtol=1e-6, atol=1e-6)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_training.algorithms.planning import CEM, ICEM, RandomShooting, best_of, truncated_noise, within
+from rl_training.algorithms.planning import CEM, ICEM, RandomShooting, best_of, truncated_deviation, truncated_noise
 
 LOW, HIGH = torch.full((3, 2), -1.0), torch.full((3, 2), 2.0)
 
@@ -75,7 +75,7 @@ def test_a_planner_stays_away_from_where_the_model_diverges(planner, bad):
 
 def test_deviations_leave_room_for_two_of_them():
     mean = torch.tensor([[-1.0, 0.5], [1.9, 2.0], [0.0, 0.0]])
-    std = within(mean, torch.full((3, 2), 0.5625), LOW, HIGH)
+    std = truncated_deviation(mean, torch.full((3, 2), 0.5625), LOW, HIGH)
     assert ((mean - 2 * std >= LOW - 1e-6) & (mean + 2 * std <= HIGH + 1e-6)).all()
     assert std[0, 0] == 0 and std[0, 1] == 0.75 and std[2, 0] == 0.5
 

@@ -196,11 +196,11 @@ def test_compare_says_how_probably_a_is_better(runs, capsys):
 
 def test_comparisons_over_environments_average_probabilities_only(runs):
     every = load_runs([runs]).runs
-    ppo, rest = ([run for run in every if (run.algo == "ppo") == wanted] for wanted in (True, False))
+    ppo, rest = ([run for run in every if (run.algo == "ppo") == own] for own in (True, False))
     found = compare(every, rest)
     assert [env.env_id for env in found.environments] == ["CartPole-v1", "Pendulum-v1"]
-    chances = [env.improvement.value for env in found.environments]
-    assert found.improvement.value == pytest.approx(sum(chances) / 2) and found.scores is None
+    probabilities = [env.improvement.value for env in found.environments]
+    assert found.improvement.value == pytest.approx(sum(probabilities) / 2) and found.scores is None
     assert any("not on one scale" in note for note in found.notes)
     assert any("3 groups on CartPole-v1" in note for note in found.notes)
     assert any("only B" in note and "Pendulum" in note for note in compare(ppo, rest).notes)

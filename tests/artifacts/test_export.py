@@ -70,8 +70,8 @@ def test_the_printed_lines_run_where_this_package_cannot_be_imported(runs, expor
     for algo, answer in zip(ALGORITHMS, answers, strict=True):
         assert printed[algo].startswith(f"# {folder / algo}{export.ENDINGS[format]}: ")
         assert "acts as the agent does on 1,000 observations" in printed[algo].splitlines()[0]
-        wanted = predict_checkpoint(runs[algo], np.zeros(3 if algo == "sac" else 4))
-        assert np.allclose(answer, wanted, atol=1e-5), algo
+        expected = predict_checkpoint(runs[algo], np.zeros(3 if algo == "sac" else 4))
+        assert np.allclose(answer, expected, atol=1e-5), algo
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -149,15 +149,15 @@ def test_a_network_of_ones_own_goes_into_the_file(tiny, tmp_path):
 def test_the_file_says_what_it_is(exported):
     facts = {export.NOTES: ""}
     torch.export.load(exported("torch")[0] / "sac.pt2", extra_files=facts)
-    told = json.loads(facts[export.NOTES])
-    assert (told["algo"], told["env_id"], told["step"]) == ("sac", "Pendulum-v1", 64)
-    assert told["action_space"] == "Box(-2.0, 2.0, (1,), float32)" and "git" in told and "torch" in told["versions"]
+    noted = json.loads(facts[export.NOTES])
+    assert (noted["algo"], noted["env_id"], noted["step"]) == ("sac", "Pendulum-v1", 64)
+    assert noted["action_space"] == "Box(-2.0, 2.0, (1,), float32)" and "git" in noted and "torch" in noted["versions"]
     if "onnx" in FORMATS:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(exported("onnx")[0] / "sac.onnx")
         kept = session.get_modelmeta().custom_metadata_map
-        assert {name: json.loads(fact) for name, fact in kept.items()} == told
+        assert {name: json.loads(fact) for name, fact in kept.items()} == noted
 
 
 @pytest.mark.parametrize("format", FORMATS)

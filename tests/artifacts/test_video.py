@@ -61,8 +61,8 @@ def run_dir(tmp_path_factory):
 def test_the_command_writes_a_video_and_says_what_is_in_it(run_dir, tmp_path, ending, capsys):
     path = tmp_path / "new" / f"agent.{ending}"
     assert main(["video", "--checkpoint", str(run_dir), "-o", str(path), "--max-steps", "4", "--fps", "20"]) == 0
-    told = capsys.readouterr().out.strip()
-    assert told == f"{path}: 1 episode of CartPole-v1, return 4.0, length 4 (5 frames, 20 a second)"
+    printed = capsys.readouterr().out.strip()
+    assert printed == f"{path}: 1 episode of CartPole-v1, return 4.0, length 4 (5 frames, 20 a second)"
     frames, seconds = frames_of(path)
     assert frames.shape[1:] == (400, 600, 3) and seconds == 5 / 20
     assert frames.min() < 50 and frames.max() > 200  # a dark cart on white
@@ -72,9 +72,9 @@ def test_the_command_writes_a_video_and_says_what_is_in_it(run_dir, tmp_path, en
 def test_the_episodes_are_those_of_an_evaluation(run_dir, tmp_path, capsys):
     path, seen = tmp_path / "agent.gif", evaluate_checkpoint(run_dir, 2)
     assert main(["video", "--checkpoint", str(run_dir), "-o", str(path), "--episodes", "2"]) == 0
-    told = capsys.readouterr().out
-    assert f"2 episodes of CartPole-v1, return {spread(seen['eval_return_mean'], seen['eval_return_std'])}" in told
-    assert f"({2 * seen['eval_length_mean'] + 2:.0f} frames, 50 a second)" in told  # the environment's own
+    printed = capsys.readouterr().out
+    assert f"2 episodes of CartPole-v1, return {spread(seen['eval_return_mean'], seen['eval_return_std'])}" in printed
+    assert f"({2 * seen['eval_length_mean'] + 2:.0f} frames, 50 a second)" in printed  # the environment's own
 
 
 def film_of(tiny, path, env=Filmed, **options):

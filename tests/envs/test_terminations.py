@@ -55,7 +55,7 @@ def test_simulators_terminate_near_the_thresholds_where_the_function_says(env_id
     if name in ENDLESS:
         assert not any(verdicts)
     else:
-        assert 0.2 < np.mean(verdicts) < 0.8  # both verdicts were asked for
+        assert 0.2 < np.mean(verdicts) < 0.8  # both verdicts came up
         obs = env._get_obs()
         assert function(None, None, np.where(np.arange(len(obs)) == len(obs) - 1, np.nan, obs)[None]).tolist() == [True]
     env.close()

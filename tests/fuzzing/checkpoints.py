@@ -162,7 +162,7 @@ def _mutate_top(contents: Contents, rng: random.Random) -> str:
     return kind
 
 
-# ---- one thing wrong: each takes the contents, a place and a source of chances, and says what it did
+# ---- one thing wrong: each takes the contents, a place and a random stream, and says what it did
 
 
 def _rubbish(contents: Contents, place: Place, rng: random.Random) -> str:

@@ -96,7 +96,7 @@ def mutate_sweep(folder: Path, seed: int) -> str:
     return f"{path.name}: {words}"
 
 
-# ---- one thing wrong: each takes the yard and a source of chances, and says what it did
+# ---- one thing wrong: each takes the yard and a random stream, and says what it did
 
 
 def _wrong_value(yard: Yard, rng: Rng) -> str:

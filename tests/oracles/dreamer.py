@@ -162,33 +162,35 @@ class DreamerReference(WorldModelNetworks):
         slow = expected(head(self.slow, "net", 3, features))
         return cross_entropy(logits, returns) + cross_entropy(logits, slow)
 
-    def actor_and_critic_losses(self, dream: dict[str, torch.Tensor]) -> tuple[Any, Any, dict[str, Any]]:
-        returns, weights = dream["returns"], dream["weights"]
+    def actor_and_critic_losses(self, imagined: dict[str, torch.Tensor]) -> tuple[Any, Any, dict[str, Any]]:
+        returns, weights = imagined["returns"], imagined["weights"]
         low, high = np.percentile(returns.numpy(), [5, 95])
         self.low, self.high = 0.99 * self.low + 0.01 * low, 0.99 * self.high + 0.01 * high
         scale = max(1.0, self.high - self.low)
         actor, critic, entropies = [], [], []
-        for t, x in enumerate(dream["states"][:-1]):
+        for t, x in enumerate(imagined["states"][:-1]):
             pi = self.policy(x)
-            advantage = (returns[t] - dream["values"][t]) / scale
+            advantage = (returns[t] - imagined["values"][t]) / scale
             entropies.append(pi.entropy())
             bonus = self.o.get("entropy_coef", 3e-4) * pi.entropy()
-            actor.append(-weights[t] * (advantage * pi.log_prob(dream["actions"][t]) + bonus))
+            actor.append(-weights[t] * (advantage * pi.log_prob(imagined["actions"][t]) + bonus))
             critic.append(weights[t] * self.value_loss(x, returns[t]))
         losses = torch.stack(actor).mean(), torch.stack(critic).mean()
-        horizon, rewards = len(returns), dream["rewards"][1:].mean()
+        horizon, rewards = len(returns), imagined["rewards"][1:].mean()
         return *losses, {
             "dreamer_actor_loss": losses[0], "dreamer_critic_loss": losses[1], "dreamer_return_scale": scale,
             "dreamer_entropy": torch.stack(entropies).mean(), "dreamer_return_mean": returns.mean(),
             "dreamer_imagination_horizon": horizon, "dreamer_imagination_reward_mean": rewards,
         }  # fmt: skip
 
-    def replay_value_loss(self, batch: Weights, features: torch.Tensor, dream: dict[str, torch.Tensor]) -> torch.Tensor:
+    def replay_value_loss(
+        self, batch: Weights, features: torch.Tensor, imagined: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """From the rewards of the sequence, up to each episode's last observation, which has no return of its own."""
         length, n = batch["rewards"].shape
         values = expected(head(self.critic, "net", 3, features)).detach()
-        if dream["returns"].shape[1] == length * n:
-            values = dream["returns"][0].view(length, n)
+        if imagined["returns"].shape[1] == length * n:
+            values = imagined["returns"][0].view(length, n)
         last = torch.cat([batch["episode_starts"][1:], torch.zeros(1, n)])
         discounts = self.gamma * (1 - batch["dones"])
         returns = [
@@ -247,10 +249,10 @@ class DreamerReference(WorldModelNetworks):
 
     def update(self, batch: Weights) -> dict[str, float]:
         world, features, metrics = self.world_model_loss(batch)
-        dream = self.imagine(features.detach())
-        replay = self.replay_value_loss(batch, features, dream)
-        alone = self.replay_value_loss(batch, features.detach(), dream)
-        actor, critic, more = self.actor_and_critic_losses(dream)
+        imagined = self.imagine(features.detach())
+        replay = self.replay_value_loss(batch, features, imagined)
+        alone = self.replay_value_loss(batch, features.detach(), imagined)
+        actor, critic, more = self.actor_and_critic_losses(imagined)
         self.step(world_model=world + 0.3 * replay, actor=actor, critic=critic + 0.3 * alone)
         self.follow()
         return detached({**metrics, **more, "dreamer_replay_value_loss": replay})

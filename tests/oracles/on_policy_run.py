@@ -222,11 +222,9 @@ class PlainGAIL(PlainRun):
             self.results.append(self.learner.update_discriminator(policy, expert, place))
         rewards = self.learner.rewards(obs, actions).numpy().reshape(shape)
         self.imitation_reward = rewards.mean()
-        if options[
-            "absorbing"
-        ]:  # an absorbing state is worth its reward for ever, from the step after the termination on
-            gamma, worth = options["gamma"], self.learner.rewards(obs[:1], actions[:1], torch.ones(1)).item()
-            rewards = rewards + columns["terminated"] * worth * gamma / (1 - gamma)
+        if options["absorbing"]:  # an absorbing state pays its reward for ever, from the step after the termination on
+            gamma, reward = options["gamma"], self.learner.rewards(obs[:1], actions[:1], torch.ones(1)).item()
+            rewards = rewards + columns["terminated"] * reward * gamma / (1 - gamma)
         if options["scale_learned_rewards"]:
             for row, ended in zip(rewards, columns["terminated"] + columns["truncated"]):
                 self._learned_scale.observe(row, ended)

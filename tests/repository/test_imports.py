@@ -133,9 +133,9 @@ print(json.dumps(problems))
 """
 
 
-def problems(wanted: list[str]) -> dict[str, str]:
+def problems(statements: list[str]) -> dict[str, str]:
     """What went wrong with each statement that did not run, each in an interpreter state of its own."""
-    done = subprocess.run([sys.executable, "-c", SERVER], input=json.dumps(wanted), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SERVER], input=json.dumps(statements), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

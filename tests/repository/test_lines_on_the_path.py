@@ -1,5 +1,6 @@
 """The script that counts lines between ``learn()`` and the gradient, on a package small enough to count by hand."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -84,6 +85,9 @@ RATE = 0.5
 }
 
 
+LONGEST = {"sac": 1357, "ppo": 1366, "dreamer": 1376}  # lines that a run calls; lower them with the path
+
+
 @pytest.fixture
 def script():
     spec = importlib.util.spec_from_file_location("lines_on_the_path", SCRIPT)
@@ -126,6 +130,40 @@ def test_every_symbol_from_learn_to_the_loss_is_counted_and_nothing_else(script,
 def test_what_is_followed_is_chosen(script, toy):
     walk = script.path_of(script.Package(toy), "a", not_followed=())
     assert counts(walk)["tracking.log.write"] == 2
+
+
+def test_a_run_is_watched_without_what_is_not_followed_and_what_that_calls(script, toy, monkeypatch):
+    monkeypatch.syspath_prepend(toy.parent)
+    (toy / "tracking" / "log.py").write_text("from toy.base import text\n\ndef write():\n    text()\n")
+    (toy / "base.py").write_text("def text():\n    return 1\n\n\nONE = text()\n")
+    spec = importlib.import_module("toy.runtime.a_trainer").SPECS["a"]
+    for name in [name for name in sys.modules if name == "toy" or name.startswith("toy.")]:
+        monkeypatch.delitem(sys.modules, name)  # no other test's
+    for not_followed, more in (((), {"tracking.log.write": 2, "base.text": 2}), (("tracking",), {})):
+        watch = script.Watch(script.Package(toy), not_followed)
+        sys.setprofile(watch)
+        spec.train()
+        sys.setprofile(None)
+        assert counts(watch) == more | {
+            "runtime.spec.Spec": 1,
+            "runtime.spec.Spec.train": 3,
+            "runtime.a_trainer.build": 2,
+            "algorithms.base.Learner": 2,
+            "algorithms.base.Learner.update": 2,
+            "algorithms.a.A": 1,
+            "algorithms.a.A._learn": 2,
+            "algorithms.a.loss": 5,
+        }
+
+
+@pytest.mark.parametrize("algo", LONGEST)
+def test_the_path_from_learn_to_the_gradient_grows_no_longer(script, algo):
+    watch = script.called_by(script.Package(script.ROOT), algo)
+    names = {f"{symbol.module}.{symbol.name}" for symbol in watch.lines}
+    assert {"api.algorithms.ManagedAlgorithm.learn", "runtime.driver.Driver.drive", "optim.flat.descend"} <= names
+    assert not any(name.startswith(script.NOT_FOLLOWED) for name in names)
+    lines = len(set().union(*watch.lines.values()))
+    assert lines <= LONGEST[algo], f"{lines}: scripts/lines_on_the_path.py {algo} --run --symbols shows them"
 
 
 def test_own_lines_are_those_of_the_algorithms_file_and_its_trainer(script, toy):

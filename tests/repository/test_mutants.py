@@ -199,9 +199,9 @@ def test_a_mutant_dies_by_a_test_that_reaches_it_at_import_in_a_shared_fixture_o
 
 
 def test_the_score_leaves_out_what_is_ignored_and_the_record_says_why(toy):
-    told = ask(toy, "report")
-    assert "{'mutants': 8, 'killed': 6, 'survived': 1, 'unreached': 1, 'score': 75.0}" in told
-    assert "maths.py:6 survived, operator, in followed\n    return x + RATE * (target - x)\n    - → +" in told
+    printed = ask(toy, "report")
+    assert "{'mutants': 8, 'killed': 6, 'survived': 1, 'unreached': 1, 'score': 75.0}" in printed
+    assert "maths.py:6 survived, operator, in followed\n    return x + RATE * (target - x)\n    - → +" in printed
     ask(toy, "record", "--name", "all")
     recorded = json.loads((toy / "benchmarks/results/mutants/all.json").read_text())
     assert recorded["all"]["score"] == 75.0 and recorded["ignored"][0]["reason"] == "nobody calls it"
@@ -212,8 +212,8 @@ def test_what_is_known_is_not_run_again_and_a_new_test_kills_a_survivor(toy):
     assert ask(toy, "run") == "{}\n"
     with (toy / "tests/test_maths.py").open("a") as file:
         file.write("\n\ndef test_from_three_to_five():\n    assert maths.followed(3, 5) == 4\n")
-    told = ask(toy, "run", "--again")
-    assert "mapping test files 1 to 1 of 1" in told and verdicts(toy)["followed: - → +"] == (
+    printed = ask(toy, "run", "--again")
+    assert "mapping test files 1 to 1 of 1" in printed and verdicts(toy)["followed: - → +"] == (
         "killed",
         "test_from_three_to_five",
     )
@@ -222,7 +222,7 @@ def test_what_is_known_is_not_run_again_and_a_new_test_kills_a_survivor(toy):
 def test_lines_that_differ_from_a_commit_are_judged_alone_though_the_map_is_older(toy):
     changed = TOY["src/toy/maths.py"].replace("    return list", "    n = n + 0\n    return list")
     (toy / "src/toy/maths.py").write_text(changed)
-    told = ask(toy, "list", "--since", "HEAD")
-    assert [line.split(": ", 1)[1] for line in told.splitlines()[:-1]] == ["+ → -", "0 → 1"]
+    printed = ask(toy, "list", "--since", "HEAD")
+    assert [line.split(": ", 1)[1] for line in printed.splitlines()[:-1]] == ["+ → -", "0 → 1"]
     assert "killed" in ask(toy, "run", "--since", "HEAD", "--kinds", "constant")
     (toy / "src/toy/maths.py").write_text(TOY["src/toy/maths.py"])

@@ -96,10 +96,10 @@ def test_every_direct_dependency_is_pinned_within_its_bounds():
     pinned = {pin.name.lower().replace("_", "-"): pin for pin in PINS}
     extras = [line for name, lines in PROJECT["optional-dependencies"].items() for line in lines]
     for line in [*PROJECT["dependencies"], *extras]:
-        wanted = Requirement(line)
-        if wanted.name != "rl_training":
-            pin = pinned[wanted.name.lower().replace("_", "-")]
-            assert wanted.specifier.contains(str(pin.specifier).removeprefix("==")), line
+        requirement = Requirement(line)
+        if requirement.name != "rl_training":
+            pin = pinned[requirement.name.lower().replace("_", "-")]
+            assert requirement.specifier.contains(str(pin.specifier).removeprefix("==")), line
 
 
 def test_the_version_stands_in_three_places_and_is_one():

@@ -244,8 +244,8 @@ def test_a_collection_is_a_plain_loop_over_episodes(deterministic):
 
 
 def test_a_collection_samples_from_seed_0_unless_told_otherwise():
-    told = collect(CONFIG, Counting(), steps=9, deterministic=False, seed=0)
-    assert recorded(collect(CONFIG, Counting(), steps=9)) == recorded(told)
+    given = collect(CONFIG, Counting(), steps=9, deterministic=False, seed=0)
+    assert recorded(collect(CONFIG, Counting(), steps=9)) == recorded(given)
 
 
 def test_steps_are_counted_exactly_and_the_limit_ends_a_collection_in_the_middle_of_an_episode():
@@ -266,23 +266,23 @@ def test_without_an_agent_actions_are_uniform():
 
 @pytest.mark.parametrize(("size", "ticks"), [({"steps": 3}, [0, 1, 2, 3]), ({"episodes": 1}, [0, 0, 1])])
 def test_a_collection_shows_how_far_it_has_come(size, ticks, monkeypatch):
-    told = []
+    given = []
 
     class Bar:
         def __init__(self, kind, **facts):
-            told.append((kind, facts))
+            given.append((kind, facts))
 
         def tick(self, done):
-            told.append(done)
+            given.append(done)
 
         def close(self):
-            told.append("closed")
+            given.append("closed")
 
     monkeypatch.setattr("rl_training.runtime.experience.Progress", Bar)
     collect(CONFIG, Counting(), seed=2, progress="lines", **size)
     ((unit, total),) = size.items()
     facts = {"title": "collect Scripted-v0", "total": total, "start": 0, "unit": unit}
-    assert told == [("lines", facts), *ticks, "closed"]
+    assert given == [("lines", facts), *ticks, "closed"]
 
 
 @pytest.mark.parametrize("sizes", [{}, {"steps": 3, "episodes": 1}])

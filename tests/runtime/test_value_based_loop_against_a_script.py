@@ -159,7 +159,7 @@ class Plain:
         o, envs = self.o, [self.env() for _ in range(self.n)]
         begun = [0] * self.n
         obs = [env.reset(seed=episode_seed(SEED, i, 0))[0] for i, env in enumerate(envs)]
-        lived = [[] for _ in envs]  # every step of each environment
+        history = [[] for _ in envs]  # every step of each environment
         stored, step = [0] * self.n, 0
         while step < total:
             if self.normalizer is not None:
@@ -170,12 +170,12 @@ class Plain:
                 clip = o.get("reward_clip", np.inf)
                 paid = min(max(np.float32(reward) * o.get("reward_scale", 1.0), -clip), clip)
                 row = {"obs": obs[i], "actions": actions[i], "rewards": paid, "next_obs": next_obs}
-                lived[i].append({**row, "dones": terminated, "truncations": truncated and not terminated, "at": step})
+                history[i].append({**row, "dones": terminated, "truncations": truncated and not terminated, "at": step})
                 obs[i] = next_obs
                 if terminated or truncated:
                     begun[i] += 1
                     obs[i] = env.reset(seed=episode_seed(SEED, i, begun[i]))[0]
-            for i, steps in enumerate(lived):
+            for i, steps in enumerate(history):
                 rows = windows(steps, o["n_step"], o["gamma"])
                 for row in rows[stored[i] :]:
                     self.memory.add(row if o["n_step"] > 1 else {k: v for k, v in row.items() if k != "discounts"})

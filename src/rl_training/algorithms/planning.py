@@ -34,7 +34,9 @@ def middle(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return (low + high) / 2
 
 
-def within(mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+def truncated_deviation(
+    mean: torch.Tensor, variance: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> torch.Tensor:
     """The deviation, lowered until two of them around the mean lie in the box: truncated samples need no clipping."""
     room = torch.minimum(mean - low, high - mean) / 2
     return torch.minimum(variance, room.square()).sqrt()
@@ -86,7 +88,7 @@ class CEM:
             if found.device.type == "cpu" and found:
                 break
             noise = truncated_noise((self.candidates, *mean.shape), mean.device)
-            plans = mean + within(mean, variance, low, high) * noise
+            plans = mean + truncated_deviation(mean, variance, low, high) * noise
             elite = best_of(plans, objective(plans), self.elites)
             moved = self.moved(mean, variance, elite)
             mean, variance = (torch.where(found, old, new) for old, new in zip((mean, variance), moved))

@@ -26,6 +26,10 @@ def to_device(batch: Tensors, device: str | torch.device) -> Tensors:
     device = torch.device(device)
     if device.type == "cpu" or all(x.device.type == device.type for x in batch.values()):
         return batch
+    return _transferred(batch, device)
+
+
+def _transferred(batch: Tensors, device: torch.device) -> Tensors:
     if isinstance(batch, PackedBatch) and batch.packed is not None:
         matrix = batch.packed.to(device)
         return PackedBatch(batch.unpack(matrix), matrix, batch.unpack)
@@ -52,6 +56,10 @@ def to_host(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
     """Tensors of one device as arrays, in one transfer; those of a CPU share memory with the tensors."""
     if len(tensors) == 1 or all(x.device.type == "cpu" for x in tensors):
         return tuple(x.detach().cpu().numpy() for x in tensors)
+    return _fetched(tensors)
+
+
+def _fetched(tensors: tuple[torch.Tensor, ...]) -> tuple[np.ndarray, ...]:
     pieces = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
     memory = torch.cat(pieces).cpu().numpy()
     parts = np.split(memory, np.cumsum([len(piece) for piece in pieces])[:-1])

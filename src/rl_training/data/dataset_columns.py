@@ -10,7 +10,7 @@ import torch
 
 from rl_training.data.errors import DatasetError
 
-__all__ = ["REQUIRED", "add_successors", "read_columns"]
+__all__ = ["REQUIRED", "Columns", "add_successors", "read_columns"]
 
 Columns = dict[str, np.ndarray]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.base.errors import reason
-from rl_training.data.dataset_columns import KNOWN, SPELLINGS
+from rl_training.data.dataset_columns import KNOWN, SPELLINGS, Columns
 from rl_training.data.errors import DatasetError
 
 __all__ = ["damaged_unless_read", "read_hdf5_columns", "read_npz_columns"]
@@ -28,7 +28,6 @@ EXPANSION = 2_000
 SMALL = 2**26  # bytes that any file may take
 NUMBERS = "buif"  # kinds of numpy types
 NAMES = frozenset((*KNOWN, *(other for others in SPELLINGS.values() for other in others)))  # of columns that are used
-Columns = dict[str, np.ndarray]
 
 
 class _Member(NamedTuple):

@@ -8,9 +8,9 @@ from pydantic import model_validator
 
 from rl_training.base.options import Options, opt
 
-__all__ = ["FOR_FILES", "DatasetOptions", "Kind", "Mismatch", "MixedSource", "SourceOptions", "Units"]
+__all__ = ["FOR_FILES", "DatasetKind", "DatasetOptions", "Mismatch", "MixedSource", "SourceOptions", "Units"]
 
-Kind = Literal["random", "npz", "minari", "hdf5"]
+DatasetKind = Literal["random", "npz", "minari", "hdf5"]
 Mismatch = Literal["refuse", "allow"]
 Units = Literal["auto", "environment", "unit"]
 FOR_FILES = ("dataset_env_mismatch", "dataset_episode_steps", "dataset_action_units")
@@ -20,7 +20,7 @@ class SourceOptions(Options):
     """One source of transitions."""
 
     TITLE = "a dataset"
-    dataset_kind: Kind = opt("random", "random (collected on the spot), npz, hdf5 (D4RL's layout) or minari")
+    dataset_kind: DatasetKind = opt("random", "random (collected on the spot), npz, hdf5 (D4RL's layout) or minari")
     dataset_path: str | None = opt(None, "the file, for npz and hdf5")
     dataset_id: str | None = opt(None, "the dataset's name, for minari")
     dataset_download: bool = opt(False, "let Minari fetch the dataset if it is not there")

@@ -11,12 +11,12 @@ import torch
 from rl_training.base.batches import PackedBatch, Tensors
 from rl_training.base.saved import Saved, within
 from rl_training.data.frames import FrameStore
-from rl_training.data.n_step import NStepWindow
+from rl_training.data.n_step import NStepWindow, Rows
 
-__all__ = ["EXACT", "Field", "FrameLayout", "PackedLayout", "Rows", "numpy_dtype", "transition_fields"]
+__all__ = ["EXACT", "Field", "FrameLayout", "PackedLayout", "numpy_dtype", "transition_fields"]
 
 EXACT = 2**24  # whole numbers up to this one are exact in float32
-Rows = dict[str, Any]  # arrays by field, each with the same leading length
+
 Evict = Callable[[], bool]  # gives up the oldest row; False if there is none
 
 

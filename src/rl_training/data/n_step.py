@@ -10,9 +10,9 @@ import torch
 
 from rl_training.base.saved import Saved
 
-__all__ = ["NStepWindow"]
+__all__ = ["NStepWindow", "Rows"]
 
-Rows = dict[str, Any]
+Rows = dict[str, Any]  # arrays by field, each with the same leading length
 COLUMNS = ("obs", "actions", "returns", "discounts")  # of open transitions, as they are saved
 
 

@@ -13,8 +13,8 @@ from rl_training.base.errors import enough_memory
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.base.state import Rng
 from rl_training.data.frames import from_frame_ring
-from rl_training.data.layouts import Field, FrameLayout, PackedLayout, Rows, numpy_dtype, transition_fields
-from rl_training.data.n_step import NStepWindow
+from rl_training.data.layouts import Field, FrameLayout, PackedLayout, numpy_dtype, transition_fields
+from rl_training.data.n_step import NStepWindow, Rows
 
 __all__ = ["ReplayBuffer"]
 
@@ -130,21 +130,25 @@ class ReplayBuffer:
 
     def _store(self, rows: Rows) -> None:
         """Write complete transitions after the newest row; the oldest ones leave where there is no room."""
-        n = len(rows["rewards"])
         self._layout.announce(rows, self.written, self._window)
-        excess = self.size + n - self.capacity
-        if excess > 0:
-            self._evict(min(self.size, excess))
-        surplus = n - self.capacity
-        if surplus > 0:  # more rows than places: only the newest stay
-            self._layout.discard({name: value[:surplus] for name, value in rows.items()}, self.written)
-            rows = {name: value[surplus:] for name, value in rows.items()}
-            self.written, n = self.written + surplus, self.capacity
-        first = self.written
+        if self.size + len(rows["rewards"]) > self.capacity:
+            rows = self._make_room(rows)
+        first, n = self.written, len(rows["rewards"])
         self._layout.write(rows, first, n)
         self.written += n
         self.size += n
         self._on_rows_stored(first % self.capacity, n)
+
+    def _make_room(self, rows: Rows) -> Rows:
+        """Give up as many of the oldest rows as are needed; of more rows than places, only the newest are left."""
+        n = len(rows["rewards"])
+        self._evict(min(self.size, self.size + n - self.capacity))
+        surplus = n - self.capacity
+        if surplus <= 0:
+            return rows
+        self._layout.discard({name: value[:surplus] for name, value in rows.items()}, self.written)
+        self.written += surplus
+        return {name: value[surplus:] for name, value in rows.items()}
 
     def _evict(self, n: int) -> None:
         """The ``n`` oldest rows can no longer be drawn."""

@@ -67,12 +67,8 @@ class RolloutBuffer:
             )
         t = self.position
         self.obs[t], self.actions[t], self.logprobs[t], self.rewards[t] = obs, actions, logprobs, rewards
-        self.values[t], self.terminated[t], self.truncated[t], self.final_values[t] = (
-            values,
-            terminated,
-            truncated,
-            final_values,
-        )
+        self.values[t], self.final_values[t] = values, final_values
+        self.terminated[t], self.truncated[t] = terminated, truncated
         self.position = t + 1
 
     def clear(self) -> None:

@@ -11,73 +11,72 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["Function", "Rows", "never", "register_reward", "register_termination", "reward_of", "termination_of"]
+__all__ = ["Function", "never", "register_reward", "register_termination", "reward_of", "termination_of"]
 
-Rows = np.ndarray
-Function = Callable[[Rows, Rows, Rows], Rows]
+Function = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def never(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def never(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     """Episodes that are truncated but never terminate."""
     return np.zeros(len(next_obs), bool)
 
 
-def _unless(healthy: Rows, next_obs: Rows) -> Rows:
+def _unless(healthy: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     """Terminated where the state is not healthy, or not finite."""
-    terminated: Rows = ~(healthy & np.isfinite(next_obs).all(-1))
+    terminated: np.ndarray = ~(healthy & np.isfinite(next_obs).all(-1))
     return terminated
 
 
-def hopper(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def hopper(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     """The observation leaves out x, so its first entry is the height; everything after that is bounded by 100."""
     healthy = (np.abs(next_obs[:, 1:]) < 100).all(-1) & (next_obs[:, 0] > 0.7) & (np.abs(next_obs[:, 1]) < 0.2)
     return _unless(healthy, next_obs)
 
 
-def walker2d(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def walker2d(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     height, angle = next_obs[:, 0], next_obs[:, 1]
     return _unless((height > 0.8) & (height < 2.0) & (np.abs(angle) < 1.0), next_obs)
 
 
-def ant(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def ant(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     height = next_obs[:, 0]
     return _unless((height >= 0.2) & (height <= 1.0), next_obs)
 
 
-def humanoid(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def humanoid(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     height = next_obs[:, 0]
     return _unless((height > 1.0) & (height < 2.0), next_obs)
 
 
-def inverted_pendulum(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def inverted_pendulum(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     return _unless(np.abs(next_obs[:, 1]) <= 0.2, next_obs)
 
 
-def inverted_double_pendulum(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def inverted_double_pendulum(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     """The tip's height: both poles are 0.6 long, and the second angle is relative to the first."""
     sin1, sin2, cos1, cos2 = (next_obs[:, i] for i in (1, 2, 3, 4))
     height = 0.6 * cos1 + 0.6 * (cos1 * cos2 - sin1 * sin2)
     return _unless(height > 1.0, next_obs)
 
 
-def cart_pole(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    outside: Rows = (np.abs(next_obs[:, 0]) > 2.4) | (np.abs(next_obs[:, 2]) > 12 * 2 * np.pi / 360)
+def cart_pole(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+    outside: np.ndarray = (np.abs(next_obs[:, 0]) > 2.4) | (np.abs(next_obs[:, 2]) > 12 * 2 * np.pi / 360)
     return outside
 
 
-def mountain_car(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    arrived: Rows = (next_obs[:, 0] >= 0.5) & (next_obs[:, 1] >= 0)
+def mountain_car(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+    arrived: np.ndarray = (next_obs[:, 0] >= 0.5) & (next_obs[:, 1] >= 0)
     return arrived
 
 
-def mountain_car_continuous(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
-    arrived: Rows = (next_obs[:, 0] >= 0.45) & (next_obs[:, 1] >= 0)
+def mountain_car_continuous(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
+    arrived: np.ndarray = (next_obs[:, 0] >= 0.45) & (next_obs[:, 1] >= 0)
     return arrived
 
 
-def acrobot(obs: Rows, actions: Rows, next_obs: Rows) -> Rows:
+def acrobot(obs: np.ndarray, actions: np.ndarray, next_obs: np.ndarray) -> np.ndarray:
     cos1, sin1, cos2, sin2 = (next_obs[:, i] for i in range(4))
-    above: Rows = -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
+    above: np.ndarray = -cos1 - (cos1 * cos2 - sin1 * sin2) > 1.0
     return above
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from rl_training.models.mlp import Linear, mlp
 
-__all__ = ["Convolutions", "PixelScale", "convolutions", "encoder", "features", "observation_shape"]
+__all__ = ["Convolutions", "PixelScale", "convolutional_layers", "encoder", "features", "observation_shape"]
 
 
 class PixelScale(nn.Module):
@@ -33,7 +33,7 @@ class Convolutions(nn.Sequential):
             return forward(x).float()
 
 
-def convolutions(obs_shape: tuple[int, ...]) -> tuple[Convolutions, int]:
+def convolutional_layers(obs_shape: tuple[int, ...]) -> tuple[Convolutions, int]:
     """Convolutions of images (C, H, W), of at least 36 x 36 pixels, to flat features, and the number of features."""
     channels, height, width = obs_shape
     if min(height, width) < 36:
@@ -67,7 +67,7 @@ def encoder(
     """The layers before the last hidden one: the convolutions for images, the other hidden layers (at least one) for
     vectors; the number of features they give; and the widths that remain for the head."""
     if len(obs_shape) == 3:
-        layers, width = convolutions(obs_shape)
+        layers, width = convolutional_layers(obs_shape)
         return layers, width, hidden_sizes[-1:] or (512,)
     here = hidden_sizes[:-1] or hidden_sizes
     sizes = (obs_shape[0], *here)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rl_training.models.heads import BoundedNormal, Categorical
 from rl_training.models.kernels import Fusible, convolutions, decoder_loss, encode
-from rl_training.models.rssm import EPS, RSSM, Layers, Network, Size, State, head, layer, unimixed
+from rl_training.models.rssm import EPS, RSSM, Layers, Size, State, TensorModule, head, layer, unimixed
 
 __all__ = [
     "SIZES",
@@ -102,7 +102,7 @@ def centred(pixels: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.T
     return pixels.contiguous(memory_format=torch.channels_last).to(dtype, copy=True).mul_(UNIT).sub_(0.5)
 
 
-class PixelEncoder(Fusible, Network):
+class PixelEncoder(Fusible, TensorModule):
     """Tokens (..., width) of images (..., C, H, W): four strided convolutions."""
 
     kernel = staticmethod(convolutions)
@@ -136,7 +136,7 @@ class PixelEncoder(Fusible, Network):
         return self.stages(centred(pixels, next(self.parameters()).dtype)).permute(0, 2, 3, 1).flatten(1)
 
 
-class PixelDecoder(Fusible, Network):
+class PixelDecoder(Fusible, TensorModule):
     """Images (..., C, H, W), with pixels around [0, 1], of features (..., F): four transposed convolutions."""
 
     kernel = staticmethod(convolutions)
@@ -216,7 +216,7 @@ class ChunkedMean(torch.autograd.Function):
 chunked_mean: Callable[..., torch.Tensor] = ChunkedMean.apply
 
 
-class VectorEncoder(Network):
+class VectorEncoder(TensorModule):
     """Tokens (..., width) of vectors in symlog: three layers."""
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
@@ -232,7 +232,7 @@ class VectorEncoder(Network):
         return self.stages(target)
 
 
-class VectorDecoder(Network):
+class VectorDecoder(TensorModule):
     """Vectors in symlog of features (..., F)."""
 
     def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:
@@ -283,7 +283,7 @@ class WorldModel(nn.Module):
         return deter, self.rssm.posterior(deter, self.rssm.of_tokens(self.encoder(self.encoder.target(obs))))
 
 
-class Critic(Network):
+class Critic(TensorModule):
     """Logits (..., bins) of the value of features (..., F)."""
 
     def __init__(self, width: int, size: Size) -> None:
@@ -299,7 +299,7 @@ class Critic(Network):
         return self.bins.mean(self(features))
 
 
-class Actor(Network):
+class Actor(TensorModule):
     """Outputs (..., size) that parametrise the action distribution; a categorical has 1 % of the uniform one."""
 
     def __init__(self, width: int, size: Size, distribution: Categorical | BoundedNormal) -> None:

@@ -26,7 +26,6 @@ from rl_training.models.overrides import altered, ordinary, overridden, redefine
 
 __all__ = [
     "MOST_ROWS",
-    "Array",
     "HostFunction",
     "altered",
     "device_of",
@@ -40,8 +39,7 @@ __all__ = [
     "with_arrays",
 ]
 
-Array = np.ndarray
-Layer = Callable[[Array, np.random.Generator | None, Array | None], Array]
+Layer = Callable[[np.ndarray, np.random.Generator | None, np.ndarray | None], np.ndarray]
 MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
 
 
@@ -52,7 +50,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Array) -> Any:
+def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
     """Call ``function`` with the arrays as tensors on the network's device.
 
     The result is an array, or a tuple of arrays if the function returns several tensors.
@@ -115,26 +113,26 @@ def host_forward(network: nn.Module) -> HostFunction:
     return HostFunction(network, _numpy_forward, _torch_forward)
 
 
-def _torch_forward(network: nn.Module, x: Array, rng: np.random.Generator | None = None) -> Any:
+def _torch_forward(network: nn.Module, x: np.ndarray, rng: np.random.Generator | None = None) -> Any:
     return with_arrays(network, network, x)
 
 
-def _numpy_forward(network: nn.Module) -> Callable[..., Array] | None:
+def _numpy_forward(network: nn.Module) -> Callable[..., np.ndarray] | None:
     layers = numpy_layers(network)
     if layers is None:
         return None
     noisy = any(isinstance(part, NoisyLinear) for part in network.modules())
 
-    def forward(x: Array, rng: np.random.Generator | None = None) -> Array:
+    def forward(x: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
         if len(x) > MOST_ROWS and not noisy:
-            y: Array = _torch_forward(network, x)
+            y: np.ndarray = _torch_forward(network, x)
             return y
         return through(layers, x, rng)
 
     return forward
 
 
-def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
+def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]] | None:
     """``encode(obs, rng)`` and ``quantiles(features, taus, rng)`` of a quantile network, as functions of arrays.
 
     None where the network has other such methods than its class, or layers without a numpy form.
@@ -146,21 +144,21 @@ def host_quantiles(network: ImplicitQuantiles) -> tuple[Callable[..., Array], Ca
         return None
     frequencies = network.frequencies.numpy()
 
-    def encode(obs: Array, rng: np.random.Generator | None) -> Array:
+    def encode(obs: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
         return through(encoder, obs, rng)
 
-    def quantiles(features: Array, taus: Array, rng: np.random.Generator | None) -> Array:
+    def quantiles(features: np.ndarray, taus: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
         rows, count = taus.shape
         embedded = through(embedding, np.cos(taus.reshape(-1, 1) * frequencies), rng)
         joint = embedded.reshape(rows, count, -1) * features[:, None]
         values = through(head, joint.reshape(rows * count, -1), rng)
-        by_action: Array = values.reshape(rows, count, -1).swapaxes(1, 2)
+        by_action: np.ndarray = values.reshape(rows, count, -1).swapaxes(1, 2)
         return by_action
 
     return encode, quantiles
 
 
-def through(layers: list[Layer], x: Array, rng: np.random.Generator | None = None) -> Array:
+def through(layers: list[Layer], x: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
     """Pass ``x`` through the layers, which may work in place on anything but ``x`` itself."""
     given = x
     for layer in layers:
@@ -187,8 +185,8 @@ def _linear(layer: nn.Linear) -> list[Layer]:
     weight = layer.weight.detach().numpy().T
     bias = layer.bias.detach().numpy() if layer.bias is not None else np.float32(0)
 
-    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
-        y: Array = np.dot(x, weight)
+    def forward(x: np.ndarray, rng: np.random.Generator | None, out: np.ndarray | None) -> np.ndarray:
+        y: np.ndarray = np.dot(x, weight)
         y += bias
         return y
 
@@ -199,7 +197,7 @@ def _noisy_linear(layer: NoisyLinear) -> list[Layer]:
     [plain] = _linear(layer)  # type: ignore[arg-type]
     sigma, bias_sigma = layer.weight_sigma.detach().numpy().T, layer.bias_sigma.detach().numpy()
 
-    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
+    def forward(x: np.ndarray, rng: np.random.Generator | None, out: np.ndarray | None) -> np.ndarray:
         y = plain(x, rng, out)
         if rng is not None:
             noise = rng.standard_normal(sum(sigma.shape), np.float32)
@@ -216,10 +214,10 @@ def _dueling(head: DuelingHead) -> list[Layer] | None:
     if value is None or advantage is None:
         return None
 
-    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
+    def forward(x: np.ndarray, rng: np.random.Generator | None, out: np.ndarray | None) -> np.ndarray:
         v, a = through(value, x, rng), through(advantage, x, rng)
         a = a.reshape(*x.shape[:-1], head.actions, head.atoms)
-        q: Array = v[..., None, :] + a - a.mean(-2, keepdims=True)
+        q: np.ndarray = v[..., None, :] + a - a.mean(-2, keepdims=True)
         return q.reshape(*x.shape[:-1], -1)
 
     return [forward]
@@ -228,8 +226,8 @@ def _dueling(head: DuelingHead) -> list[Layer] | None:
 def _ensemble_linear(layer: EnsembleLinear) -> list[Layer]:
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
-    def forward(x: Array, rng: np.random.Generator | None, out: Array | None) -> Array:
-        y: Array = np.matmul(x, weight)
+    def forward(x: np.ndarray, rng: np.random.Generator | None, out: np.ndarray | None) -> np.ndarray:
+        y: np.ndarray = np.matmul(x, weight)
         y += bias
         return y
 

@@ -71,14 +71,12 @@ class MLPActorCritic(nn.Module):
             head = DiagonalGaussian(action_dim) if continuous else Categorical(action_dim)
         shape = observation_shape(obs_dim, obs_shape)
         self.head = head
-        sizes = (shape[0], *hidden_sizes)
+        self.trunk: nn.Module
         if len(shape) == 3:
-            last = tuple(hidden_sizes[-1:]) or (512,)
-            trunks = [self._pixels(shape, last, head_sizes) for _ in range(towers or 1)]
-            self.trunk = trunks[0] if len(trunks) == 1 else Towers(trunks)
-            width = (*last, *head_sizes)[-1]
+            self.trunk, width = _convolutional_trunk(shape, hidden_sizes, head_sizes, towers or 1)
         else:
-            width, both = sizes[-1], towers != 1
+            sizes = (shape[0], *hidden_sizes)
+            both, width = towers != 1, sizes[-1]
             self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
                           else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
         orthogonal_(self.trunk, 2**0.5)
@@ -88,11 +86,6 @@ class MLPActorCritic(nn.Module):
         orthogonal_(self.policy_head, 0.01)  # nearly uniform at first: exploration, and small first steps
         orthogonal_(self.value_head, 1.0)
         self.log_std = None if dim is None else nn.Parameter(torch.full((dim,), float(initial_log_std)))
-
-    @staticmethod
-    def _pixels(shape: tuple[int, ...], width: tuple[int, ...], head_sizes: tuple[int, ...]) -> nn.Sequential:
-        trunk, number = features(shape, width)
-        return nn.Sequential(*trunk, *mlp((number, *head_sizes), nn.ReLU, activate_last=True))
 
     def features(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs of the policy head and of the value head, each (B, W)."""
@@ -126,6 +119,18 @@ class MLPActorCritic(nn.Module):
         outputs, values = self(obs)
         logprobs, entropy = self.head.evaluate(outputs, actions)
         return PolicyOutput(actions, logprobs, values, entropy)
+
+
+def _convolutional_trunk(
+    shape: tuple[int, ...], hidden_sizes: tuple[int, ...], head_sizes: tuple[int, ...], towers: int
+) -> tuple[nn.Module, int]:
+    """One trunk for images, or several side by side, and how many features come out of it."""
+    last = tuple(hidden_sizes[-1:]) or (512,)
+    trunks = []
+    for _ in range(towers):
+        layers, number = features(shape, last)
+        trunks.append(nn.Sequential(*layers, *mlp((number, *head_sizes), nn.ReLU, activate_last=True)))
+    return trunks[0] if towers == 1 else Towers(trunks), (*last, *head_sizes)[-1]
 
 
 def _torch_forward(model: MLPActorCritic, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

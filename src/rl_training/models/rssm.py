@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from rl_training.models.kernels import Fusible, observe, recurrence
 from rl_training.models.mlp import Linear
 
-__all__ = ["EPS", "RSSM", "UNIMIX", "Network", "Size", "State", "head", "kl_divergence", "layer", "unimixed"]
+__all__ = ["EPS", "RSSM", "UNIMIX", "Size", "State", "TensorModule", "head", "kl_divergence", "layer", "unimixed"]
 
 EPS = 1e-3  # of every layer norm
 UNIMIX = 0.01  # share of the uniform distribution in every categorical
@@ -35,7 +35,7 @@ class Size:
     stages: tuple[int, ...] = (1, 2, 4, 8)
 
 
-class Network(nn.Module):
+class TensorModule(nn.Module):
     """A module that maps a tensor to a tensor."""
 
     if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Network(nn.Module):
         def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class Layers(Network, nn.Sequential):
+class Layers(TensorModule, nn.Sequential):
     """Layers, one after the other."""
 
 
@@ -62,7 +62,7 @@ def head(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0)
     return Layers(*hidden, last)
 
 
-class BlockLinear(Network):
+class BlockLinear(TensorModule):
     """A block-diagonal linear layer: (B, blocks, in) -> (B, blocks, out)."""
 
     def __init__(self, blocks: int, inputs: int, outputs: int) -> None:

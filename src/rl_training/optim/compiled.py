@@ -294,8 +294,8 @@ class _Recorder:
         return call
 
 
-def _where(things: Sequence[Any], wanted: Any) -> list[int]:
-    return [i for i, thing in enumerate(things) if thing is wanted]
+def _where(things: Sequence[Any], tensor: Any) -> list[int]:
+    return [i for i, thing in enumerate(things) if thing is tensor]
 
 
 def _snapshot(x: Any) -> Any:

@@ -50,7 +50,7 @@ class AbsorbingStates:
         return _mask(size, self.after_expert / (self.after_expert + self._expert_rows), rng)
 
     def bonus(self, reward: float) -> float:
-        """What a termination is worth if every absorbing state has this reward: γ / (1 - γ) times it."""
+        """The discounted sum of this reward in every absorbing state after a termination: γ / (1 - γ) times it."""
         return reward * self._gamma / (1 - self._gamma)
 
 

@@ -76,8 +76,8 @@ class DreamerLoop(OffPolicyLoop):
     def __iter__(self) -> Iterator[None]:
         shape = self._run.spaces.obs_shape
         if len(shape) == 3 and shape[1:] != (sides := (padded(shape[1]), padded(shape[2]))):
-            seen, wanted = ("{} x {}".format(*size) for size in (shape[1:], sides))
-            self._run.announce(f"images of {seen} are resized to {wanted} for the world model")
+            given, resized = ("{} x {}".format(*size) for size in (shape[1:], sides))
+            self._run.announce(f"images of {given} are resized to {resized} for the world model")
         yield from super().__iter__()
 
     def learn(self, rounds: int) -> None:

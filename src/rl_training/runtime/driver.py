@@ -126,22 +126,16 @@ class Driver:
 
     def _prepare(self, checkpoint: CheckpointState | None) -> None:
         """Load the checkpoint, and decide what depends on the agent."""
-        run, agent, saved_engine, notes = self._run, self._loop.agent, None, Notes()
+        run, agent = self._run, self._loop.agent
         if checkpoint is not None:
             restore(run, self._loop, checkpoint, self._total)
-            notes = self._restore_notes(checkpoint)
-            saved_engine = checkpoint.trainer_state.get("engine")
         run.schedules = Schedules(agent, run.options, self._total)
-        run.schedules.go_on(agent, notes.schedules)
-        if saved_engine is not None:
-            with raise_on_mismatch():
-                run.engine = Engine.restored(saved_engine)
-        else:
-            run.engine = Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
+        saved = None if checkpoint is None else self._go_on(checkpoint)
+        run.engine = saved or Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
         run.engine.prepare(agent)
 
-    def _restore_notes(self, checkpoint: CheckpointState) -> Notes:
-        """Take over what a checkpoint notes beside the state."""
+    def _go_on(self, checkpoint: CheckpointState) -> Engine | None:
+        """Take over what a checkpoint notes beside the state; returns how its run's updates ran."""
         run, facts, evaluator = self._run, checkpoint.metadata, self._evaluator
         evaluator.recall(facts)
         notes = Notes.of(facts, run.step)
@@ -149,7 +143,10 @@ class Driver:
             evaluator.step = notes.evaluated
         self._attended = notes.attended
         run.reporter.go_on(notes)
-        return notes
+        run.schedules.go_on(self._loop.agent, notes.schedules)
+        engine = checkpoint.trainer_state.get("engine")
+        with raise_on_mismatch():
+            return None if engine is None else Engine.restored(engine)
 
     def _save(self) -> Path:
         run, evaluator = self._run, self._evaluator

@@ -132,12 +132,12 @@ def _compile(setting: Compile | Literal["auto"], learner: Learner, expected_upda
     """Whether and how to compile, and why."""
     if setting is False:
         return False, "compile is false"
+    if setting == "auto" and expected_updates < learner.COMPILE_THRESHOLD:
+        return False, f"{expected_updates:,} updates are too few (compiling pays from {learner.COMPILE_THRESHOLD:,} on)"
     if obstacle := cannot_compile():
         return False, obstacle
     if setting == "safe":
         return "safe", "compile is safe"
-    if setting == "auto" and expected_updates < learner.COMPILE_THRESHOLD:
-        return False, f"{expected_updates:,} updates are too few (compiling pays from {learner.COMPILE_THRESHOLD:,} on)"
     if missing := lacking():
         return "safe", missing
     return True, "compile is true" if setting is True else f"{expected_updates:,} expected"

@@ -54,10 +54,8 @@ class Run(Counters):
         super().__init__(config.seed)
         self.config, self.factory, self.spaces, self.device = config, factory, spaces, device
         self.callbacks = CallbackList(callbacks)
-        self._on_update, self._on_collect = (
-            self.callbacks.hooks("on_update_end"),
-            self.callbacks.hooks("on_collect_end"),
-        )
+        self._on_update = self.callbacks.hooks("on_update_end")
+        self._on_collect = self.callbacks.hooks("on_collect_end")
         self.options, self.chosen = options, chosen
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState()

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["CannotResume", "Saver", "TrainingFailure", "refuse_agent_alone", "restore"]
 
 
-State = dict[str, Any]
 SHARE = 10  # a save that is not due by steps waits until ten times its duration have passed since the last one
 
 
@@ -84,8 +83,8 @@ class Saver:
     def _write(
         self,
         path: Path,
-        agent: State,
-        buffers: State | None,
+        agent: dict[str, Any],
+        buffers: dict[str, Any] | None,
         run: Counters,
         evaluator: Evaluator,
         notes: Mapping[str, Any] = {},
@@ -115,7 +114,7 @@ class Saver:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that has taken its name; None if there is none."""
+    """What a folder has and another one of its name has not; None if there is no folder."""
     try:
         facts = os.stat(folder)
     except OSError:

@@ -19,7 +19,7 @@ __all__ = [
     "resolve_schedule_value",
 ]
 
-Kind = Literal["constant", "linear", "cosine"]
+ScheduleKind = Literal["constant", "linear", "cosine"]
 KINDS = ("constant", "linear", "cosine")
 
 
@@ -27,7 +27,7 @@ KINDS = ("constant", "linear", "cosine")
 class ScheduleSpec:
     """From ``start`` to ``end`` over the run. As a multiplier (learning rate), 1 to 0 by default."""
 
-    kind: Kind = "constant"
+    kind: ScheduleKind = "constant"
     start: float = 1.0
     end: float = 0.0
 
@@ -97,8 +97,8 @@ class Schedules:
     def __init__(self, agent: Learner, options: AlgorithmOptions, total_steps: int) -> None:
         self.values = {"lr_scale": 1.0, "learning_rate": apply_learning_rate_scale(agent.optimizers(), 1.0)}
         self._plans: list[tuple[str, ScheduleSpec, int, int]] = []  # name, schedule, steps it runs over, warm-up steps
-        rate = resolve_schedule_spec(options.learning_rate_schedule)
-        if rate.kind != "constant" or rate.start != 1.0 or options.warmup_steps:
+        if options.learning_rate_schedule is not None or options.warmup_steps:
+            rate = resolve_schedule_spec(options.learning_rate_schedule)
             self._plans.append(("lr_scale", rate, total_steps, options.warmup_steps))
         for name in agent.CONTROLS:
             payload = getattr(options, f"{name}_schedule", None)

@@ -157,12 +157,15 @@ class AlgorithmSpec:
         """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory.
         ``locked``: the caller has locked ``run_dir``."""
         own = list(loggers or [])
-        factory = self._checked(config, checkpoint_state, env, own)
+        if checkpoint_state is not None:
+            self._check_resumed(checkpoint_state, config, env)
+        factory = self._checked(config, env, own)
         plan = self.blueprint(config, factory, network, config.device)
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
-        _warn_of_unbounded_actions(config.env_id, plan.spaces)
+        if plan.spaces.unbounded:
+            _warn_of_unbounded_actions(config.env_id, plan.spaces)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
@@ -170,7 +173,8 @@ class AlgorithmSpec:
         agent = self._built(options, plan, checkpoint_state)
         if checkpoint_state is None and config.init_from is not None:
             run.origin = start_from(agent, config)
-        set_precision(agent, config.precision)
+        if config.precision != "float32":
+            set_precision(agent, config.precision)
         loop = self.loop(run, agent, options)
         try:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
@@ -180,22 +184,22 @@ class AlgorithmSpec:
         finally:
             loop.close()
 
-    def _checked(
-        self, config: TrainConfig, state: CheckpointState | None, env: EnvSource | None, loggers: Sequence[Logger]
-    ) -> EnvFactory:
+    def _checked(self, config: TrainConfig, env: EnvSource | None, loggers: Sequence[Logger]) -> EnvFactory:
         """Refuse every mistake that shows before anything is made; returns what makes the environments."""
         self.options(config)
-        self._check_origin(state)
         Loggers.check(config, loggers)
-        if state is not None:
-            _check_env(state, config, env)
         watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)
         if config.record_video:
             check_recording(factory, config.env_id)
-        if state is not None:
-            _require_num_envs(state, config.num_envs)
         return factory
+
+    def _check_resumed(self, state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
+        """Refuse a checkpoint from which a run of this config cannot go on."""
+        self.options(config)
+        self._check_origin(state)
+        _check_env(state, config, env)
+        _require_num_envs(state, config.num_envs)
 
     def load(
         self,
@@ -218,9 +222,9 @@ class AlgorithmSpec:
         agent.set_eval_mode()
         return agent, plan.spaces
 
-    def _check_origin(self, state: CheckpointState | None) -> None:
+    def _check_origin(self, state: CheckpointState) -> None:
         """Refuse the checkpoint of another algorithm."""
-        algo = self.name if state is None else state.config.get("algo", self.name)
+        algo = state.config.get("algo", self.name)
         if algo != self.name:
             raise CheckpointError(f"{self.name} cannot go on from a checkpoint of {algo}; use {algo}'s own")
 
@@ -267,13 +271,12 @@ def saved_options(state: CheckpointState) -> dict[str, Any]:
 
 
 def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
-    if spaces.unbounded:
-        warnings.warn(
-            f"the actions of {env_id} have no bounds in some dimensions {list(spaces.unbounded)} (or bounds "
-            f"further apart than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms "
-            "keep them within [-1, 1]",
-            stacklevel=3,
-        )
+    warnings.warn(
+        f"the actions of {env_id} have no bounds in some dimensions {list(spaces.unbounded)} (or bounds further apart "
+        f"than {2 * WIDEST:,.0f}): there, actions have the environment's units, and most algorithms keep them within "
+        "[-1, 1]",
+        stacklevel=3,
+    )
 
 
 def _require_num_envs(state: CheckpointState, num_envs: int) -> None:

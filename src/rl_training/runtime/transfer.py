@@ -66,8 +66,8 @@ def start_from(agent: Learner, config: TrainConfig) -> Origin:
     for name in config.init_parts:
         if not any(name in unit.split(".") for unit in here):
             raise ConfigError([(("init_parts",), f"{name!r} is no part of this agent, which has {', '.join(here)}")])
-    wanted = {name for name in here if _named(name, config.init_parts)}
-    pairs = {name: _counterpart(name, there) for name in wanted}
+    requested = {name for name in here if _named(name, config.init_parts)}
+    pairs = {name: _counterpart(name, there) for name in requested}
     taken = {name: other for name, other in pairs.items() if other is not None}
     for name, other in taken.items():
         _require_fit(name, here[name], there[other], source)
@@ -87,10 +87,10 @@ def start_from(agent: Learner, config: TrainConfig) -> Origin:
     return Origin(path, checksum_of(path), step if isinstance(step, int) else 0, **facts)
 
 
-Tensors = Mapping[str, torch.Tensor]
+Unit = Mapping[str, torch.Tensor]  # what is taken over whole or not at all: tensors by name
 
 
-def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, Tensors]]:
+def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, Unit]]:
     """The parts of a learner's networks by name (``model.actor``), each as its tensors, which can be written to."""
     parts = learner._parts()
     tuned = {id(p) for part in parts.values() if isinstance(part, FlatOptimizer) for p in part.params}
@@ -103,7 +103,7 @@ def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, Tensors]]:
             yield f"{prefix}{name}", {"": part.state_dict()}
 
 
-def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensors]]:
+def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Unit]]:
     """The same of a saved agent, without its optimizers."""
     for name, part in saved.items():
         if isinstance(part, torch.Tensor):
@@ -115,7 +115,7 @@ def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
                 yield from _saved_units(part, f"{prefix}{name}.")
 
 
-def _grouped(name: str, tensors: Tensors) -> Iterator[tuple[str, Tensors]]:
+def _grouped(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Unit]]:
     """A module's tensors by the child that they belong to."""
     children: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
@@ -135,10 +135,10 @@ def _counterpart(unit: str, there: Mapping[str, Any]) -> str | None:
     return next((name for name in candidates if name in there), None)
 
 
-def _require_fit(unit: str, here: Tensors, there: Tensors, source: str) -> None:
+def _require_fit(unit: str, here: Unit, there: Unit, source: str) -> None:
     """Refuse a part whose tensors have other names, types or shapes."""
 
-    def described(tensors: Tensors) -> dict[str, Any]:
+    def described(tensors: Unit) -> dict[str, Any]:
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
     ours, theirs = described(here), described(there)

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MANIFEST = "sweep.json"
-State = Literal["waiting", "running", "interrupted", "finished", "failed"]
+JobState = Literal["waiting", "running", "interrupted", "finished", "failed"]
 TAIL = 1 << 16  # bytes from the end of metrics.jsonl in which the last lines are looked for
 
 
@@ -176,7 +176,7 @@ def changed_options(before: Mapping[str, Any], now: Mapping[str, Any], prefix: s
 class JobStatus:
     """How far a run has come."""
 
-    state: State = "waiting"
+    state: JobState = "waiting"
     step: int = 0
     rate: float = 0.0  # steps a second
     last_return: float | None = None
@@ -196,7 +196,7 @@ def job_status(job: Job) -> JobStatus:
     return JobStatus(status, step, rate, known[-1] if known else None, error)
 
 
-def _status(job: Job) -> tuple[State, str]:
+def _status(job: Job) -> tuple[JobState, str]:
     try:
         note = _json(job.note_path)
         metadata = _json(job.run_dir / "metadata.json")

@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from rl_training.models.kernels import border
-from rl_training.models.kernels.border import Library, Sizes
+from rl_training.models.kernels.border import KernelSizes, Library
 
 __all__ = [
     "Fusible",
@@ -56,7 +56,7 @@ def chosen_isa() -> str:
 
 
 @cache
-def _library(kernel: str, sizes: Sizes, isa: str) -> Library:
+def _library(kernel: str, sizes: KernelSizes, isa: str) -> Library:
     """A kernel built for these sizes; the first call takes some seconds on a machine that has not built it yet."""
     from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
@@ -70,12 +70,12 @@ def _library(kernel: str, sizes: Sizes, isa: str) -> Library:
     return Library(functions, kernel, sizes)
 
 
-def convolutions(sizes: Sizes) -> Library:
+def convolutions(sizes: KernelSizes) -> Library:
     """Encoder and decoder loss; sizes: height, width and channels of the pixels, and the channels after every stage."""
     return _library("convolutions", sizes, chosen_isa())
 
 
-def recurrence(sizes: Sizes) -> Library:
+def recurrence(sizes: KernelSizes) -> Library:
     """The RSSM's posterior pass; sizes: blocks, widths of state, hidden layers and action, latents, classes."""
     return _library("recurrence", (TOGETHER, *sizes), chosen_isa())
 
@@ -83,8 +83,8 @@ def recurrence(sizes: Sizes) -> Library:
 class Fusible:
     """A module that can learn through one of these kernels (``fused``). Acting never uses them."""
 
-    kernel: Callable[[Sizes], Library]
-    sizes: Sizes
+    kernel: Callable[[KernelSizes], Library]
+    sizes: KernelSizes
     fused = False
 
     @property
@@ -134,7 +134,7 @@ def first_order(backward: F) -> F:
     return cast(F, torch.amp.custom_bwd(once(backward), device_type="cpu"))
 
 
-def _as_pixels(pixels: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+def _as_pixels(pixels: torch.Tensor, sizes: KernelSizes) -> torch.Tensor:
     """Images (N, C, H, W) as a kernel reads them: bytes or float32, contiguous, of the size that it was built for."""
     height, width, channels, *_ = sizes
     if pixels.shape[1:] != (channels, height, width):
@@ -156,7 +156,9 @@ class Encode(torch.autograd.Function):
 
     @staticmethod
     @in_float32
-    def forward(ctx: Any, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, pixels: torch.Tensor, sizes: KernelSizes, eps: float, *parameters: torch.Tensor
+    ) -> torch.Tensor:
         library, pixels = convolutions(sizes), _as_pixels(pixels, sizes)
         flat = border.flat("encode", parameters, border.encoder_parameters(sizes))
         n, threads = len(pixels), torch.get_num_threads()
@@ -192,7 +194,7 @@ class DecoderLoss(torch.autograd.Function):
     @staticmethod
     @in_float32
     def forward(
-        ctx: Any, inputs: torch.Tensor, pixels: torch.Tensor, sizes: Sizes, eps: float, *parameters: torch.Tensor
+        ctx: Any, inputs: torch.Tensor, pixels: torch.Tensor, sizes: KernelSizes, eps: float, *parameters: torch.Tensor
     ) -> torch.Tensor:
         library, pixels, shapes = convolutions(sizes), _as_pixels(pixels, sizes), border.decoder_parameters(sizes)
         flat, n, threads = border.flat("decoder_loss", parameters, shapes), len(pixels), torch.get_num_threads()
@@ -225,7 +227,7 @@ class Observe(torch.autograd.Function):
     @staticmethod
     @in_float32
     def forward(
-        ctx: Any, sizes: Sizes, eps: float, uniform: float,
+        ctx: Any, sizes: KernelSizes, eps: float, uniform: float,
         keep: torch.Tensor, exp_noise: torch.Tensor, deter: torch.Tensor, stoch: torch.Tensor,
         embedded: torch.Tensor, encoded: torch.Tensor, *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
@@ -274,14 +276,14 @@ class Observe(torch.autograd.Function):
         return *[None] * 5, deter_gradient, stoch_gradient, embedded, hidden, *weights
 
 
-def _activations(rows: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+def _activations(rows: torch.Tensor, sizes: KernelSizes) -> tuple[torch.Tensor, ...]:
     """Saved activations: inputs and outputs of the inner layer, posterior's hidden layer, probabilities of latents."""
     blocks, deter, hidden, embed, latents, classes = sizes
     widths = [deter + blocks * (2 * hidden + embed), deter, hidden, latents * classes]
     return torch.split(rows[..., : sum(widths)], widths, -1)
 
 
-def _activation_gradients(rows: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+def _activation_gradients(rows: torch.Tensor, sizes: KernelSizes) -> tuple[torch.Tensor, ...]:
     """Gradients of the outputs of every product, and of the embedded action."""
     _, deter, hidden, embed, latents, classes = sizes
     return torch.split(rows, [hidden, hidden, hidden, latents * classes, deter, 3 * deter, embed], -1)

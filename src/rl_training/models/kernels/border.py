@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["FUNCTIONS", "KERNELS", "Array", "Library", "Sizes", "check", "flat", "header"]
+__all__ = ["FUNCTIONS", "KERNELS", "Array", "KernelSizes", "Library", "check", "flat", "header"]
 
-Sizes = tuple[int, ...]
+KernelSizes = tuple[int, ...]
 
 
 class Array(NamedTuple):
@@ -112,7 +112,7 @@ def _name(dtype: torch.dtype) -> str:
 class Library:
     """The compiled functions of a kernel, reached through ``call`` alone, and the lengths of their axes."""
 
-    def __init__(self, functions: Any, kernel: str, sizes: Sizes) -> None:
+    def __init__(self, functions: Any, kernel: str, sizes: KernelSizes) -> None:
         self._functions = functions
         names, reported = KERNELS[kernel]
         self.axes = {**dict(zip(names, sizes)), "reported": len(reported)}
@@ -166,7 +166,7 @@ def check(
         raise ValueError(f"{who} must be a contiguous CPU tensor of {types}, shape {expected}; got {', '.join(found)}")
 
 
-def flat(who: str, parameters: Sequence[torch.Tensor], shapes: list[Sizes]) -> torch.Tensor:
+def flat(who: str, parameters: Sequence[torch.Tensor], shapes: list[KernelSizes]) -> torch.Tensor:
     """Parameters as one flat tensor, the form in which a kernel reads them."""
     if len(parameters) != len(shapes):
         raise ValueError(f"{who} has {len(shapes)} parameters, got {len(parameters)}")
@@ -175,23 +175,23 @@ def flat(who: str, parameters: Sequence[torch.Tensor], shapes: list[Sizes]) -> t
     return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
 
-def encoder_parameters(sizes: Sizes) -> list[Sizes]:
+def encoder_parameters(sizes: KernelSizes) -> list[KernelSizes]:
     """Shapes of each stage's weight, gain and bias, from fine to coarse."""
     return [shape for fine, coarse in pairwise(sizes[2:]) for shape in ((coarse, fine, 4, 4), (coarse,), (coarse,))]
 
 
-def decoder_parameters(sizes: Sizes) -> list[Sizes]:
+def decoder_parameters(sizes: KernelSizes) -> list[KernelSizes]:
     """Shapes of the last convolution's weight and bias, then of each earlier stage's weight, gain and bias."""
     first, *others = pairwise(sizes[2:])
-    shapes: list[Sizes] = [(first[1], first[0], 4, 4), (first[0],)]
+    shapes: list[KernelSizes] = [(first[1], first[0], 4, 4), (first[0],)]
     return shapes + [shape for fine, coarse in others for shape in ((coarse, fine, 4, 4), (fine,), (fine,))]
 
 
-def recurrence_parameters(sizes: Sizes) -> list[Sizes]:
+def recurrence_parameters(sizes: KernelSizes) -> list[KernelSizes]:
     """Shapes of the parameters of ``Observe``, in its order."""
     blocks, deter, hidden, embed, latents, classes = sizes
     flat, width = latents * classes, deter // blocks
-    linear: list[Sizes] = [(hidden, deter), (hidden, flat), (hidden, deter), (flat, hidden), (flat,)]
-    inner: list[Sizes] = [(blocks, width + 2 * hidden + embed, width), (blocks, 1, width)]
-    gates: list[Sizes] = [(blocks, width, 3 * width), (blocks, 1, 3 * width)]
+    linear: list[KernelSizes] = [(hidden, deter), (hidden, flat), (hidden, deter), (flat, hidden), (flat,)]
+    inner: list[KernelSizes] = [(blocks, width + 2 * hidden + embed, width), (blocks, 1, width)]
+    gates: list[KernelSizes] = [(blocks, width, 3 * width), (blocks, 1, 3 * width)]
     return linear + inner + gates + [(norm,) for norm in (hidden, hidden, deter, hidden) for _ in range(2)]

@@ -56,21 +56,11 @@ class OnPolicyOptions(AlgorithmOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        if task.spaces.image:
-            return {
-                "num_steps": 128,
-                "update_epochs": 4,
-                "minibatch_size": 256,
-                "normalize_observations": False,
-                "normalize_rewards": False,
-            }
-        return {
-            "num_steps": max(1, ROLLOUT // task.num_envs),
-            "update_epochs": 10,
-            "minibatch_size": 64,
-            "normalize_observations": True,
-            "normalize_rewards": True,
-        }
+        vectors = not task.spaces.image
+        sizes = {"num_steps": 128, "update_epochs": 4, "minibatch_size": 256}
+        if vectors:
+            sizes = {"num_steps": max(1, ROLLOUT // task.num_envs), "update_epochs": 10, "minibatch_size": 64}
+        return {**sizes, "normalize_observations": vectors, "normalize_rewards": vectors}
 
 
 class OnPolicyLoop(OnlineLoop):
