@@ -41,7 +41,7 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
         "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
     )
     parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
-    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1 or my_module:MyEnv-v0")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--total-timesteps", type=count, metavar="N", help="environment steps; 1e6 is fine")
