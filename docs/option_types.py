@@ -70,7 +70,8 @@ def written(annotation: Any) -> str:
 def sentence(row: OptionRow) -> str:
     """The meaning, bounds and default of an option."""
     bounds = f" ({row.bounds})" if row.bounds else ""
-    return re.sub(r"\bnull\b", "None", f"{row.meaning}{bounds}; default: {row.default}")
+    default = {"true": "True", "false": "False"}.get(row.default, row.default)
+    return re.sub(r"\bnull\b", "None", f"{row.meaning}{bounds}; default: {default}")
 
 
 def wrapped(text: str, indent: str, first: str = "", last: str = "") -> list[str]:

@@ -140,7 +140,7 @@ class BCOptions(RunOptions, total=False):
     best_fraction: float
     """learn from the episodes of highest return alone: this share of the data (> 0, ≤ 1); default: 1.0"""
     normalize_observations: bool
-    """scale observations by the data's mean and deviation; default: false"""
+    """scale observations by the data's mean and deviation; default: False"""
     dataset_kind: Literal["random", "npz", "minari", "hdf5"]
     """random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random"""
     dataset_path: str | None
@@ -148,7 +148,7 @@ class BCOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -208,11 +208,11 @@ class BC(ManagedAlgorithm):
       likelihood; default: mse
     - ``best_fraction``: learn from the episodes of highest return alone: this share of the data (> 0, ≤ 1); default:
       1.0
-    - ``normalize_observations``: scale observations by the data's mean and deviation; default: false
+    - ``normalize_observations``: scale observations by the data's mean and deviation; default: False
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
@@ -274,15 +274,15 @@ class DQNOptions(RunOptions, total=False):
     target_update_interval: int
     """updates between copies to the target network (≥ 1); default: 100"""
     double: bool
-    """the online network chooses the next action, the target network evaluates it; default: true"""
+    """the online network chooses the next action, the target network evaluates it; default: True"""
     dueling: bool
-    """state values and advantages from separate layers; default: false"""
+    """state values and advantages from separate layers; default: False"""
     noisy: bool
-    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false"""
+    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False"""
     n_step: int
     """steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1"""
     prioritized: bool
-    """draw transitions in proportion to a power of their error; default: false"""
+    """draw transitions in proportion to a power of their error; default: False"""
     priority_alpha: float
     """that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6"""
     priority_beta: float
@@ -303,7 +303,7 @@ class DQNOptions(RunOptions, total=False):
     gradient_updates_per_step: int
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -335,11 +335,11 @@ class DQN(ManagedAlgorithm):
     - ``adam_epsilon``: added to the denominator of adam and adamw (> 0); default: 1e-08
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``target_update_interval``: updates between copies to the target network (≥ 1); default: 100
-    - ``double``: the online network chooses the next action, the target network evaluates it; default: true
-    - ``dueling``: state values and advantages from separate layers; default: false
-    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false
+    - ``double``: the online network chooses the next action, the target network evaluates it; default: True
+    - ``dueling``: state values and advantages from separate layers; default: False
+    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False
     - ``n_step``: steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1
-    - ``prioritized``: draw transitions in proportion to a power of their error; default: false
+    - ``prioritized``: draw transitions in proportion to a power of their error; default: False
     - ``priority_alpha``: that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6
     - ``priority_beta``: exponent of the importance weights at the start of the run; it rises linearly to 1 at the end
       (≥ 0, ≤ 1); default: 0.4
@@ -352,7 +352,7 @@ class DQN(ManagedAlgorithm):
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -392,11 +392,11 @@ class GAILOptions(RunOptions, total=False):
     discriminator_hidden_sizes: list[int] | tuple[int, ...]
     """widths of its hidden layers; default: [64, 64]"""
     normalize_discriminator: bool
-    """scale its observations by running statistics of expert and policy; default: true"""
+    """scale its observations by running statistics of expert and policy; default: True"""
     reward_type: Literal["softplus", "logsigmoid", "logit"]
     """softplus (rewards survival), logsigmoid (termination) or logit; default: softplus"""
     absorbing: bool
-    """make the time after a termination a state that is discriminated and rewarded too; default: false"""
+    """make the time after a termination a state that is discriminated and rewarded too; default: False"""
     label_smoothing: float
     """how far the discriminator's labels are from one and zero (≥ 0, < 0.5); default: 0.0"""
     gradient_penalty: float
@@ -480,9 +480,9 @@ class GAILOptions(RunOptions, total=False):
     max_grad_norm: float | None
     """gradients are scaled down to this norm (> 0); default: 0.5"""
     clip_values: bool
-    """also limit how far values move, by clip_coef; default: false"""
+    """also limit how far values move, by clip_coef; default: False"""
     normalize_advantages: bool
-    """zero mean and unit deviation within each minibatch; default: true"""
+    """zero mean and unit deviation within each minibatch; default: True"""
     initial_log_std: float
     """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
 
@@ -498,9 +498,9 @@ class GAIL(ManagedAlgorithm):
     - ``discriminator_updates``: its updates for each rollout (≥ 1); default: 4
     - ``discriminator_batch_size``: rows of the expert, and as many of the policy, in each (≥ 1); default: 256
     - ``discriminator_hidden_sizes``: widths of its hidden layers; default: [64, 64]
-    - ``normalize_discriminator``: scale its observations by running statistics of expert and policy; default: true
+    - ``normalize_discriminator``: scale its observations by running statistics of expert and policy; default: True
     - ``reward_type``: softplus (rewards survival), logsigmoid (termination) or logit; default: softplus
-    - ``absorbing``: make the time after a termination a state that is discriminated and rewarded too; default: false
+    - ``absorbing``: make the time after a termination a state that is discriminated and rewarded too; default: False
     - ``label_smoothing``: how far the discriminator's labels are from one and zero (≥ 0, < 0.5); default: 0.0
     - ``gradient_penalty``: weight of the penalty that pulls its gradient norm to one (≥ 0); default: 0.0
     - ``bc_updates``: updates of behaviour cloning before the first rollout (≥ 0); default: 0
@@ -548,8 +548,8 @@ class GAIL(ManagedAlgorithm):
     - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
     - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
     - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
-    - ``clip_values``: also limit how far values move, by clip_coef; default: false
-    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: true
+    - ``clip_values``: also limit how far values move, by clip_coef; default: False
+    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
     - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
       task
     """
@@ -587,9 +587,9 @@ class PPOOptions(RunOptions, total=False):
     max_grad_norm: float | None
     """gradients are scaled down to this norm (> 0); default: 0.5"""
     clip_values: bool
-    """also limit how far values move, by clip_coef; default: false"""
+    """also limit how far values move, by clip_coef; default: False"""
     normalize_advantages: bool
-    """zero mean and unit deviation within each minibatch; default: true"""
+    """zero mean and unit deviation within each minibatch; default: True"""
     initial_log_std: float
     """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
     num_steps: int
@@ -640,8 +640,8 @@ class PPO(ManagedAlgorithm):
     - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
     - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
     - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
-    - ``clip_values``: also limit how far values move, by clip_coef; default: false
-    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: true
+    - ``clip_values``: also limit how far values move, by clip_coef; default: False
+    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
     - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
       task
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
@@ -700,7 +700,7 @@ class QRDQNOptions(RunOptions, total=False):
     gradient_updates_per_step: int
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -728,15 +728,15 @@ class QRDQNOptions(RunOptions, total=False):
     target_update_interval: int
     """updates between copies to the target network (≥ 1); default: 100"""
     double: bool
-    """the online network chooses the next action, the target network evaluates it; default: true"""
+    """the online network chooses the next action, the target network evaluates it; default: True"""
     dueling: bool
-    """state values and advantages from separate layers; default: false"""
+    """state values and advantages from separate layers; default: False"""
     noisy: bool
-    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false"""
+    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False"""
     n_step: int
     """steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1"""
     prioritized: bool
-    """draw transitions in proportion to a power of their error; default: false"""
+    """draw transitions in proportion to a power of their error; default: False"""
     priority_alpha: float
     """that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6"""
     priority_beta: float
@@ -763,7 +763,7 @@ class QRDQN(ManagedAlgorithm):
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -780,11 +780,11 @@ class QRDQN(ManagedAlgorithm):
     - ``adam_epsilon``: added to the denominator of adam and adamw (> 0); default: 1e-08
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``target_update_interval``: updates between copies to the target network (≥ 1); default: 100
-    - ``double``: the online network chooses the next action, the target network evaluates it; default: true
-    - ``dueling``: state values and advantages from separate layers; default: false
-    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false
+    - ``double``: the online network chooses the next action, the target network evaluates it; default: True
+    - ``dueling``: state values and advantages from separate layers; default: False
+    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False
     - ``n_step``: steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1
-    - ``prioritized``: draw transitions in proportion to a power of their error; default: false
+    - ``prioritized``: draw transitions in proportion to a power of their error; default: False
     - ``priority_alpha``: that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6
     - ``priority_beta``: exponent of the importance weights at the start of the run; it rises linearly to 1 at the end
       (≥ 0, ≤ 1); default: 0.4
@@ -815,7 +815,7 @@ class IQNOptions(RunOptions, total=False):
     """random fractions on each side of the regression (≥ 1); default: 8"""
     stratified: bool
     """draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper; default:
-    false"""
+    False"""
     action_samples: int
     """fractions at which actions are valued (≥ 1); default: 32"""
     embedding_dim: int
@@ -833,7 +833,7 @@ class IQNOptions(RunOptions, total=False):
     gradient_updates_per_step: int
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -861,15 +861,15 @@ class IQNOptions(RunOptions, total=False):
     target_update_interval: int
     """updates between copies to the target network (≥ 1); default: 100"""
     double: bool
-    """the online network chooses the next action, the target network evaluates it; default: true"""
+    """the online network chooses the next action, the target network evaluates it; default: True"""
     dueling: bool
-    """state values and advantages from separate layers; default: false"""
+    """state values and advantages from separate layers; default: False"""
     noisy: bool
-    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false"""
+    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False"""
     n_step: int
     """steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1"""
     prioritized: bool
-    """draw transitions in proportion to a power of their error; default: false"""
+    """draw transitions in proportion to a power of their error; default: False"""
     priority_alpha: float
     """that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6"""
     priority_beta: float
@@ -892,7 +892,7 @@ class IQN(ManagedAlgorithm):
 
     - ``num_quantiles``: random fractions on each side of the regression (≥ 1); default: 8
     - ``stratified``: draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper;
-      default: false
+      default: False
     - ``action_samples``: fractions at which actions are valued (≥ 1); default: 32
     - ``embedding_dim``: cosines that embed a fraction (≥ 1); default: 64
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
@@ -901,7 +901,7 @@ class IQN(ManagedAlgorithm):
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -918,11 +918,11 @@ class IQN(ManagedAlgorithm):
     - ``adam_epsilon``: added to the denominator of adam and adamw (> 0); default: 1e-08
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``target_update_interval``: updates between copies to the target network (≥ 1); default: 100
-    - ``double``: the online network chooses the next action, the target network evaluates it; default: true
-    - ``dueling``: state values and advantages from separate layers; default: false
-    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false
+    - ``double``: the online network chooses the next action, the target network evaluates it; default: True
+    - ``dueling``: state values and advantages from separate layers; default: False
+    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False
     - ``n_step``: steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1
-    - ``prioritized``: draw transitions in proportion to a power of their error; default: false
+    - ``prioritized``: draw transitions in proportion to a power of their error; default: False
     - ``priority_alpha``: that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6
     - ``priority_beta``: exponent of the importance weights at the start of the run; it rises linearly to 1 at the end
       (≥ 0, ≤ 1); default: 0.4
@@ -968,7 +968,7 @@ class SACOptions(RunOptions, total=False):
     gradient_updates_per_step: int
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -1011,7 +1011,7 @@ class SAC(ManagedAlgorithm):
     - ``batch_size``: transitions per update (≥ 1); default: 256
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 1
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -1057,7 +1057,7 @@ class PETSOptions(RunOptions, total=False):
     num_ensembles: int
     """members of the ensemble (≥ 1); default: 5"""
     standardise_targets: bool
-    """the model's outputs are in units of the targets' deviations, as its inputs are; default: true"""
+    """the model's outputs are in units of the targets' deviations, as its inputs are; default: True"""
     model_updates_per_step: float | None
     """gradient steps of a fit for each step between fits; None: five passes over the data, at least 1,000 (> 0);
     default: None"""
@@ -1095,7 +1095,7 @@ class PETS(ManagedAlgorithm):
     - ``model_hidden_sizes``: widths of the model's hidden layers; default: [200, 200, 200]
     - ``num_ensembles``: members of the ensemble (≥ 1); default: 5
     - ``standardise_targets``: the model's outputs are in units of the targets' deviations, as its inputs are; default:
-      true
+      True
     - ``model_updates_per_step``: gradient steps of a fit for each step between fits; None: five passes over the data,
       at least 1,000 (> 0); default: None
     - ``planner``: how plans are searched for; by task: icem where episodes may terminate, else the paper's cem;
@@ -1157,7 +1157,7 @@ class MBPOOptions(RunOptions, total=False):
     model_learning_rate: float
     """step size of Adam, for the model (> 0); default: 0.001"""
     standardise_targets: bool
-    """the model's outputs are in units of the targets' deviations, as its inputs are; default: false"""
+    """the model's outputs are in units of the targets' deviations, as its inputs are; default: False"""
     activation: Literal["relu", "tanh", "silu", "elu", "gelu", "leaky_relu"] | None
     """of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's own; default:
     None"""
@@ -1198,7 +1198,7 @@ class MBPOOptions(RunOptions, total=False):
     policy_learning_rate: float
     """step size of Adam, for actor, critics and temperature (> 0); default: 0.0003"""
     layer_norm: bool
-    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: false"""
+    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: False"""
 
 
 class MBPO(ManagedAlgorithm):
@@ -1225,7 +1225,7 @@ class MBPO(ManagedAlgorithm):
     - ``num_ensembles``: members of the ensemble (≥ 1); default: 7
     - ``model_learning_rate``: step size of Adam, for the model (> 0); default: 0.001
     - ``standardise_targets``: the model's outputs are in units of the targets' deviations, as its inputs are; default:
-      false
+      False
     - ``activation``: of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
@@ -1248,7 +1248,7 @@ class MBPO(ManagedAlgorithm):
     - ``synthetic_buffer_capacity``: imagined transitions kept; None: those retained (≥ 1); default: None
     - ``synthetic_batch_ratio``: share of imagined transitions in every batch (≥ 0, ≤ 1); default: 0.95
     - ``policy_learning_rate``: step size of Adam, for actor, critics and temperature (> 0); default: 0.0003
-    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: false
+    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: False
     """
 
     algo_name = "mbpo"
@@ -1276,7 +1276,7 @@ class FQFOptions(RunOptions, total=False):
     fraction_scaling: Literal["range", "none"]
     """divide the fractions' gradient by the batch's mean range of quantiles; none: as in the paper; default: range"""
     train_at_fractions: bool
-    """regress quantiles at the fractions too, where their gradient needs them; false: as in the paper; default: true"""
+    """regress quantiles at the fractions too, where their gradient needs them; false: as in the paper; default: True"""
     entropy_coef: float
     """weight of the entropy that keeps fractions apart (≥ 0); default: 0.001"""
     buffer_capacity: int
@@ -1292,7 +1292,7 @@ class FQFOptions(RunOptions, total=False):
     gradient_updates_per_step: int
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -1320,15 +1320,15 @@ class FQFOptions(RunOptions, total=False):
     target_update_interval: int
     """updates between copies to the target network (≥ 1); default: 100"""
     double: bool
-    """the online network chooses the next action, the target network evaluates it; default: true"""
+    """the online network chooses the next action, the target network evaluates it; default: True"""
     dueling: bool
-    """state values and advantages from separate layers; default: false"""
+    """state values and advantages from separate layers; default: False"""
     noisy: bool
-    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false"""
+    """explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False"""
     n_step: int
     """steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1"""
     prioritized: bool
-    """draw transitions in proportion to a power of their error; default: false"""
+    """draw transitions in proportion to a power of their error; default: False"""
     priority_alpha: float
     """that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6"""
     priority_beta: float
@@ -1355,7 +1355,7 @@ class FQF(ManagedAlgorithm):
     - ``fraction_scaling``: divide the fractions' gradient by the batch's mean range of quantiles; none: as in the
       paper; default: range
     - ``train_at_fractions``: regress quantiles at the fractions too, where their gradient needs them; false: as in the
-      paper; default: true
+      paper; default: True
     - ``entropy_coef``: weight of the entropy that keeps fractions apart (≥ 0); default: 0.001
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
     - ``batch_size``: transitions per update (≥ 1); default: 128
@@ -1363,7 +1363,7 @@ class FQF(ManagedAlgorithm):
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -1380,11 +1380,11 @@ class FQF(ManagedAlgorithm):
     - ``adam_epsilon``: added to the denominator of adam and adamw (> 0); default: 1e-08
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``target_update_interval``: updates between copies to the target network (≥ 1); default: 100
-    - ``double``: the online network chooses the next action, the target network evaluates it; default: true
-    - ``dueling``: state values and advantages from separate layers; default: false
-    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: false
+    - ``double``: the online network chooses the next action, the target network evaluates it; default: True
+    - ``dueling``: state values and advantages from separate layers; default: False
+    - ``noisy``: explore by learned noise on the weights; epsilon_schedule is then 0 unless given; default: False
     - ``n_step``: steps of reward before bootstrapping; fewer where an episode ends (≥ 1); default: 1
-    - ``prioritized``: draw transitions in proportion to a power of their error; default: false
+    - ``prioritized``: draw transitions in proportion to a power of their error; default: False
     - ``priority_alpha``: that power: 0 is uniform, 1 in proportion to the error (≥ 0, ≤ 1); default: 0.6
     - ``priority_beta``: exponent of the importance weights at the start of the run; it rises linearly to 1 at the end
       (≥ 0, ≤ 1); default: 0.4
@@ -1433,7 +1433,7 @@ class CQLOptions(RunOptions, total=False):
     bc_updates: int
     """boxes: updates at the start in which the actor imitates the data (≥ 0); default: 0"""
     backup_entropy: bool
-    """boxes: count the next action's entropy in the targets; default: false"""
+    """boxes: count the next action's entropy in the targets; default: False"""
     target_update_interval: int
     """choices: updates between copies to the target network (≥ 1); default: 200"""
     dataset_kind: Literal["random", "npz", "minari", "hdf5"]
@@ -1443,7 +1443,7 @@ class CQLOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -1494,7 +1494,7 @@ class CQLOptions(RunOptions, total=False):
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     normalize_observations: bool
-    """scale observations by the data's mean and deviation; default: false"""
+    """scale observations by the data's mean and deviation; default: False"""
 
 
 class CQL(ManagedAlgorithm):
@@ -1512,12 +1512,12 @@ class CQL(ManagedAlgorithm):
     - ``alpha``: boxes: temperature: a number, or auto to tune it to target_entropy; default: auto
     - ``target_entropy``: boxes: goal of a tuned temperature; None: minus the action dimension; default: None
     - ``bc_updates``: boxes: updates at the start in which the actor imitates the data (≥ 0); default: 0
-    - ``backup_entropy``: boxes: count the next action's entropy in the targets; default: false
+    - ``backup_entropy``: boxes: count the next action's entropy in the targets; default: False
     - ``target_update_interval``: choices: updates between copies to the target network (≥ 1); default: 200
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
@@ -1548,7 +1548,7 @@ class CQL(ManagedAlgorithm):
       algorithm's own; default: None
     - ``learning_rate``: step size of Adam, for every network (> 0); default: 0.0003
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
-    - ``normalize_observations``: scale observations by the data's mean and deviation; default: false
+    - ``normalize_observations``: scale observations by the data's mean and deviation; default: False
     """
 
     algo_name = "cql"
@@ -1586,7 +1586,7 @@ class MOPOOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -1623,7 +1623,7 @@ class MOPOOptions(RunOptions, total=False):
     model_learning_rate: float
     """step size of Adam, for the model (> 0); default: 0.001"""
     standardise_targets: bool
-    """the model's outputs are in units of the targets' deviations, as its inputs are; default: false"""
+    """the model's outputs are in units of the targets' deviations, as its inputs are; default: False"""
     activation: Literal["relu", "tanh", "silu", "elu", "gelu", "leaky_relu"] | None
     """of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's own; default:
     None"""
@@ -1660,7 +1660,7 @@ class MOPOOptions(RunOptions, total=False):
     policy_learning_rate: float
     """step size of Adam, for actor, critics and temperature (> 0); default: 0.0003"""
     layer_norm: bool
-    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: false"""
+    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: False"""
 
 
 class MOPO(ManagedAlgorithm):
@@ -1677,7 +1677,7 @@ class MOPO(ManagedAlgorithm):
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
@@ -1700,7 +1700,7 @@ class MOPO(ManagedAlgorithm):
     - ``num_ensembles``: members of the ensemble (≥ 1); default: 7
     - ``model_learning_rate``: step size of Adam, for the model (> 0); default: 0.001
     - ``standardise_targets``: the model's outputs are in units of the targets' deviations, as its inputs are; default:
-      false
+      False
     - ``activation``: of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
@@ -1721,7 +1721,7 @@ class MOPO(ManagedAlgorithm):
     - ``synthetic_buffer_capacity``: imagined transitions kept; None: those retained (≥ 1); default: None
     - ``synthetic_batch_ratio``: share of imagined transitions in every batch (≥ 0, ≤ 1); default: 0.95
     - ``policy_learning_rate``: step size of Adam, for actor, critics and temperature (> 0); default: 0.0003
-    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: false
+    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: False
     """
 
     algo_name = "mopo"
@@ -1741,7 +1741,7 @@ class PPGOptions(RunOptions, total=False):
     """Keywords of PPG."""
 
     normalize_advantages: bool
-    """zero mean and unit deviation over the whole rollout; default: true"""
+    """zero mean and unit deviation over the whole rollout; default: True"""
     architecture: Literal["detach", "dual"]
     """detach: one trunk, no gradient of the value in the policy phase; dual: two trunks; by task: dual for vectors;
     default: by task"""
@@ -1811,7 +1811,7 @@ class PPGOptions(RunOptions, total=False):
     max_grad_norm: float | None
     """gradients are scaled down to this norm (> 0); default: 0.5"""
     clip_values: bool
-    """also limit how far values move, by clip_coef; default: false"""
+    """also limit how far values move, by clip_coef; default: False"""
     initial_log_std: float
     """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
 
@@ -1821,7 +1821,7 @@ class PPG(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunOptions``):
 
-    - ``normalize_advantages``: zero mean and unit deviation over the whole rollout; default: true
+    - ``normalize_advantages``: zero mean and unit deviation over the whole rollout; default: True
     - ``architecture``: detach: one trunk, no gradient of the value in the policy phase; dual: two trunks; by task: dual
       for vectors; default: by task
     - ``aux_learning_rate``: step size of the auxiliary phase's own Adam (> 0); default: 0.0003
@@ -1862,7 +1862,7 @@ class PPG(ManagedAlgorithm):
     - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
     - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
     - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
-    - ``clip_values``: also limit how far values move, by clip_coef; default: false
+    - ``clip_values``: also limit how far values move, by clip_coef; default: False
     - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
       task
     """
@@ -1884,7 +1884,7 @@ class TD3BCOptions(RunOptions, total=False):
     """Keywords of TD3BC."""
 
     normalize_observations: bool
-    """scale observations by the data's mean and deviation; default: true"""
+    """scale observations by the data's mean and deviation; default: True"""
     alpha: float
     """weight of the values against imitation, once values have mean size 1 (≥ 0); default: 2.5"""
     policy_delay: int
@@ -1900,7 +1900,7 @@ class TD3BCOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -1961,7 +1961,7 @@ class TD3BC(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunOptions``):
 
-    - ``normalize_observations``: scale observations by the data's mean and deviation; default: true
+    - ``normalize_observations``: scale observations by the data's mean and deviation; default: True
     - ``alpha``: weight of the values against imitation, once values have mean size 1 (≥ 0); default: 2.5
     - ``policy_delay``: critic updates for each move of the actor and the targets (≥ 1); default: 2
     - ``policy_noise``: deviation of the noise on the target's actions (≥ 0); default: 0.2
@@ -1969,7 +1969,7 @@ class TD3BC(ManagedAlgorithm):
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
@@ -2035,7 +2035,7 @@ class IQLOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -2090,7 +2090,7 @@ class IQLOptions(RunOptions, total=False):
     tau: float
     """how far target networks move, each time they do (> 0, ≤ 1); default: 0.005"""
     normalize_observations: bool
-    """scale observations by the data's mean and deviation; default: false"""
+    """scale observations by the data's mean and deviation; default: False"""
 
 
 class IQL(ManagedAlgorithm):
@@ -2105,7 +2105,7 @@ class IQL(ManagedAlgorithm):
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
@@ -2138,7 +2138,7 @@ class IQL(ManagedAlgorithm):
     - ``learning_rate``: step size of Adam, for every network (> 0); default: 0.0003
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``tau``: how far target networks move, each time they do (> 0, ≤ 1); default: 0.005
-    - ``normalize_observations``: scale observations by the data's mean and deviation; default: false
+    - ``normalize_observations``: scale observations by the data's mean and deviation; default: False
     """
 
     algo_name = "iql"
@@ -2192,7 +2192,7 @@ class DreamerOptions(RunOptions, total=False):
     max_grad_norm: float | None
     """gradients are scaled down to this norm, with adam (> 0); default: 100.0"""
     normalize_observations: bool
-    """vectors: scale them by their running mean and deviation; default: false"""
+    """vectors: scale them by their running mean and deviation; default: False"""
     gamma: float
     """discount (≥ 0, < 1); default: 0.997"""
     gae_lambda: float
@@ -2227,7 +2227,7 @@ class Dreamer(ManagedAlgorithm):
     - ``critic_learning_rate``: step size, for the critic (> 0); default: 0.0001
     - ``optimizer``: adam, or laprop with adaptive clipping (the paper's); default: adam
     - ``max_grad_norm``: gradients are scaled down to this norm, with adam (> 0); default: 100.0
-    - ``normalize_observations``: vectors: scale them by their running mean and deviation; default: false
+    - ``normalize_observations``: vectors: scale them by their running mean and deviation; default: False
     - ``gamma``: discount (≥ 0, < 1); default: 0.997
     - ``gae_lambda``: λ of the λ-returns: how far they look ahead before they bootstrap (≥ 0, ≤ 1); default: 0.95
     - ``entropy_coef``: weight of the actor's entropy (≥ 0); default: 0.0003
@@ -2266,11 +2266,11 @@ class RLPDOptions(RunOptions, total=False):
     num_critics: int
     """critics in the ensemble (≥ 1); default: 10"""
     layer_norm: bool
-    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: true"""
+    """normalise the critics' hidden layers, which bounds the values of unseen actions; default: True"""
     target_subset: int
     """critics, drawn anew for each update, whose smallest value is the target (≥ 1); default: 2"""
     backup_entropy: bool
-    """count the next action's entropy in the targets; default: true"""
+    """count the next action's entropy in the targets; default: True"""
     offline_pretrain_updates: int
     """updates on the prior data before the first step (≥ 0); default: 0"""
     offline_batch_ratio: float
@@ -2282,7 +2282,7 @@ class RLPDOptions(RunOptions, total=False):
     train_frequency: int
     """environment steps between updates, whatever the number of environments (≥ 1); default: 1"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; default: false"""
+    """scale observations by their running mean and deviation; default: False"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -2312,7 +2312,7 @@ class RLPDOptions(RunOptions, total=False):
     dataset_id: str | None
     """the dataset's name, for minari; default: None"""
     dataset_download: bool
-    """let Minari fetch the dataset if it is not there; default: false"""
+    """let Minari fetch the dataset if it is not there; default: False"""
     dataset_size: int
     """transitions to collect, for random (≥ 1); default: 10000"""
     dataset_seed: int
@@ -2355,15 +2355,15 @@ class RLPD(ManagedAlgorithm):
     - ``target_entropy``: entropy a tuned temperature aims for; None: minus half the action dimension; default: None
     - ``learning_rate``: step size of Adam, for actor, critics and temperature (> 0); default: 0.0003
     - ``num_critics``: critics in the ensemble (≥ 1); default: 10
-    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: true
+    - ``layer_norm``: normalise the critics' hidden layers, which bounds the values of unseen actions; default: True
     - ``target_subset``: critics, drawn anew for each update, whose smallest value is the target (≥ 1); default: 2
-    - ``backup_entropy``: count the next action's entropy in the targets; default: true
+    - ``backup_entropy``: count the next action's entropy in the targets; default: True
     - ``offline_pretrain_updates``: updates on the prior data before the first step (≥ 0); default: 0
     - ``offline_batch_ratio``: share of prior data in every batch (≥ 0, ≤ 1); default: 0.5
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
     - ``batch_size``: transitions per update (≥ 1); default: 256
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 1
-    - ``normalize_observations``: scale observations by their running mean and deviation; default: false
+    - ``normalize_observations``: scale observations by their running mean and deviation; default: False
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -2380,7 +2380,7 @@ class RLPD(ManagedAlgorithm):
     - ``dataset_kind``: random (collected on the spot), npz, hdf5 (D4RL's layout) or minari; default: random
     - ``dataset_path``: the file, for npz and hdf5; default: None
     - ``dataset_id``: the dataset's name, for minari; default: None
-    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: false
+    - ``dataset_download``: let Minari fetch the dataset if it is not there; default: False
     - ``dataset_size``: transitions to collect, for random (≥ 1); default: 10000
     - ``dataset_seed``: seed of the collection, for random (≥ 0); default: 0
     - ``dataset_env_mismatch``: data that names another environment: refuse, or allow (its reference returns are then
