@@ -110,6 +110,15 @@ def test_keywords_are_the_options_and_the_class_says_what_each_means(algo):
     assert all(f"- ``{name}``: " in documented for name in own)
 
 
+def test_the_public_methods_of_a_managed_class_have_types_without_any():
+    kind = rl_training.ManagedAlgorithm
+    methods = [kind.__init__, kind.learn, kind.evaluate, kind.predict, kind.save, kind.load.__func__]
+    methods += [kind.agent.fget, kind.checkpoint_path.fget]
+    for method in methods:
+        assert "return" in method.__annotations__
+        assert not [name for name, kind in method.__annotations__.items() if re.search(r"\bAny\b", kind)], method
+
+
 def test_importing_a_managed_class_loads_no_torch():
     code = "import sys; from rl_training import PPO; assert PPO.__doc__; assert not {'torch', 'gymnasium'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
