@@ -1,4 +1,4 @@
-"""Writes what can be derived into the pages: option tables from the specs, results from benchmarks/results.
+"""Writes what can be derived: option tables and results into the pages, options as keywords into api/typed.py.
 
 python docs/generate.py            write
 python docs/generate.py --check    say which pages are out of date
@@ -10,6 +10,8 @@ import json
 import re
 import sys
 from pathlib import Path
+
+import option_types
 
 from rl_training.envs.options import AtariOptions, EnvOptions, PixelOptions, RewardOptions
 from rl_training.experiment.config import TrainConfig
@@ -198,6 +200,11 @@ def main() -> int:
             stale.append(str(path.relative_to(ROOT)))
             if "--check" not in sys.argv:
                 path.write_text(made)
+    typed, written = ROOT / option_types.TARGET, option_types.source()
+    if not typed.exists() or typed.read_text() != written:
+        stale.append(str(option_types.TARGET))
+        if "--check" not in sys.argv:
+            typed.write_text(written)
     print(f"{'out of date' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
     return 1 if stale and "--check" in sys.argv else 0
 

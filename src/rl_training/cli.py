@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl_training.base.errors import printable
+from rl_training.base.modules import look_here
 from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
@@ -39,9 +40,10 @@ def load_config(path: str | Path) -> TrainConfig:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     formatted, warnings.formatwarning = warnings.formatwarning, _warning
+    path = list(sys.path)
     try:
         args = _parsed(argv)
-        trust_modules(getattr(args, "trust", ()))
+        look_here(trust_modules(getattr(args, "trust", ())))
         return int(args.run(args) or 0)
     except _Usage as usage:
         return usage.show()
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(error, 1)
     finally:
         flush_or_silence()
-        warnings.formatwarning = formatted
+        warnings.formatwarning, sys.path[:] = formatted, path
 
 
 def _warning(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.optim.flat import FlatAdam, FlatLaProp, FlatParameters, FlatRMSprop, Target, descend
+from rl_training.optim.flat import FlatAdam, FlatAdamW, FlatLaProp, FlatParameters, FlatRMSprop, Target, descend
 
 RATE = 2.0**-5  # a power of two, so that float32 holds it exactly
 STEPS = 5
@@ -40,6 +40,30 @@ def walk(layers: nn.Module, optimizer: torch.optim.Optimizer, max_grad_norm: flo
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(layers.parameters(), max_grad_norm)
         optimizer.step()
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.3}, {"weight_decay": 0.1, "max_grad_norm": 0.5}])
+def test_adamw_is_torchs_adamw(options, compiling, monkeypatch):
+    ours, theirs = network(), network()
+    optimizer = FlatAdamW(ours.parameters(), lr=RATE, **options)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    for loss in losses(ours):
+        optimizer.step(optimizer.gradient(loss))
+    limit = options.pop("max_grad_norm", None)
+    walk(theirs, torch.optim.AdamW(theirs.parameters(), lr=RATE, **options), limit)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [FlatAdamW, FlatLaProp, FlatRMSprop])
+def test_every_optimizer_cuts_gradients_and_can_share_parameters(kind):
+    layers = network()
+    first = kind(layers.parameters(), lr=RATE, max_grad_norm=1e-3)
+    second = kind(first.params, lr=RATE, sharing=first)
+    assert second.flat is first.flat and first.max_grad_norm == 1e-3
+    grad = first.gradient(next(losses(layers)))
+    first.step(grad)
+    assert float(first.square.max()) <= 1e-6 and not second.square.any()
 
 
 @pytest.mark.parametrize("compiling", [False, True])

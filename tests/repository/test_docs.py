@@ -45,8 +45,20 @@ assert best and best == sorted(best) and all(float(line.split()[0]) % 256 == 0 f
 """,
     "mbpo.md-0": TORQUE,
     "mopo.md-0": TORQUE,
+    "networks.md-0": "assert '(256, 64), (256,), (256,), (256,), (2, 256)' in said[-1] and runs[0].config['algo'] == 'dqn'",
+    "networks.md-1": """
+import numpy, torch
+obs = numpy.random.default_rng(0).normal(size=(5, 4)).astype('f4')
+model = agent.agent.model
+for ours, theirs in zip(model.host()(obs), model(torch.from_numpy(obs))):
+    numpy.testing.assert_allclose(ours, theirs.detach(), rtol=1e-4, atol=1e-5)
+assert said == ['True']
+""",
+    "networks.md-2": "assert runs[0].gradient_steps == int(said[-1].split()[0]) > 200",
     "offline.md-0": "assert said[0].startswith('400 ') and len(half) == 100 and Path('random.npz').exists()",
     "pets.md-0": TORQUE,
+    "pieces.md-0": "assert after > before + 500 and len(said) == 1 and len(replay) == STEPS",
+    "pieces.md-1": "assert said == ['True'] and whole.steps == rest.steps == 100 and part.steps == 60",
     "ppg.md-0": "assert all(float(count) > 0 for count in said[-1].split())",
     "ppo.md-0": "mean, action = said[-1].split(); assert 1 <= float(mean) <= 500 and action in '01'",
     "qr_dqn.md-0": RETURN,

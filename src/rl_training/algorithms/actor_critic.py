@@ -14,7 +14,7 @@ from rl_training.algorithms.base import Acting, Learner, Tensors
 from rl_training.algorithms.box_policies import BoxPolicy
 from rl_training.base.saved import alike
 from rl_training.models.normalizer import ObservationNormalizer
-from rl_training.optim.flat import FlatAdam, Target
+from rl_training.optim.flat import FlatAdam, OptimizerFactory, Target
 
 __all__ = ["ActorCritic", "LogCoefficient", "critic_metrics"]
 
@@ -59,11 +59,13 @@ class ActorCritic(Learner):
         tau: float,
         actor_learning_rate: float | None = None,
         normalizer: ObservationNormalizer | None = None,
+        optimizer: OptimizerFactory = FlatAdam,
     ) -> None:
         self.target_model: Any = copy.deepcopy(model)
         self.model, self.normalizer = model, normalizer
-        self.actor_optimizer = FlatAdam(model.actor_parameters(), lr=actor_learning_rate or learning_rate)
-        self.critic_optimizer = FlatAdam(model.critic_parameters(), lr=learning_rate)
+        self._optimizer = optimizer
+        self.actor_optimizer = optimizer(model.actor_parameters(), lr=actor_learning_rate or learning_rate)
+        self.critic_optimizer = optimizer(model.critic_parameters(), lr=learning_rate)
         self._target = Target(model, self.target_model, lambda model: model.critic_parameters())
         self._device = self.critic_optimizer.flat.device
         self._gamma, self._tau = torch.tensor(gamma, device=self._device), tau

@@ -12,7 +12,7 @@ from torch import nn
 from rl_training.algorithms.base import Acting, Greedy, Learner, Tensors, UpdateResult, stream
 from rl_training.models.host import host_forward
 from rl_training.models.normalizer import ObservationNormalizer
-from rl_training.optim.flat import FlatAdam, descend
+from rl_training.optim.flat import FlatAdam, OptimizerFactory, descend
 
 __all__ = ["BC", "bc_loss"]
 
@@ -27,9 +27,16 @@ class BC(Learner):
 
     COMPILE_THRESHOLD = 20_000
 
-    def __init__(self, *, policy: Any, learning_rate: float, normalizer: ObservationNormalizer | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        policy: Any,
+        learning_rate: float,
+        normalizer: ObservationNormalizer | None = None,
+        optimizer: OptimizerFactory = FlatAdam,
+    ) -> None:
         self.policy, self.normalizer = policy, normalizer
-        self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate)
+        self.optimizer = optimizer(policy.parameters(), lr=learning_rate)
         self._forward = host_forward(policy)
 
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:

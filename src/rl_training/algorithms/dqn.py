@@ -17,7 +17,7 @@ from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.action_values import ActionValues
 from rl_training.models.normalizer import ObservationNormalizer
-from rl_training.optim.flat import FlatAdam, FlatOptimizer, Target, descend
+from rl_training.optim.flat import FlatAdam, FlatOptimizer, OptimizerFactory, Target, descend
 
 __all__ = ["DQN", "dqn_loss"]
 
@@ -58,11 +58,12 @@ class DQN(ValueLearner):
         normalizer: ObservationNormalizer | None = None,
         values: ActionValues | None = None,
         parameters: Callable[[Any], Iterable[nn.Parameter]] = nn.Module.parameters,
+        optimizer: OptimizerFactory = FlatAdam,
     ) -> None:
         """``values``: how a variant's network gives Q-values; ``parameters``: those that ``optimizer`` owns."""
         super().__init__(q_network, ActionValues(q_network) if values is None else values)
         self.target_network, self.normalizer = copy.deepcopy(q_network), normalizer
-        self.optimizer = FlatAdam(
+        self.optimizer = optimizer(
             parameters(q_network), lr=learning_rate, eps=adam_epsilon, max_grad_norm=max_grad_norm
         )
         self._targets: list[tuple[FlatOptimizer, Target]] = []

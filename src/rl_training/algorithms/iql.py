@@ -17,7 +17,7 @@ from rl_training.algorithms.box_policies import BoundedGaussianPolicy
 from rl_training.algorithms.sac import critic_loss
 from rl_training.algorithms.value_learner import td_target
 from rl_training.models.heads import DiagonalGaussian
-from rl_training.optim.flat import FlatAdam, descend
+from rl_training.optim.flat import descend
 
 __all__ = ["IQL", "advantage_weights", "expectile_loss"]
 
@@ -51,7 +51,7 @@ class IQL(ActorCritic):
         """Further options: see ``ActorCritic``."""
         policy = BoundedGaussianPolicy(model)
         super().__init__(model=model, policy=policy, learning_rate=learning_rate, **options)
-        self.value_optimizer = FlatAdam(model.value_parameters(), lr=learning_rate)
+        self.value_optimizer = self._optimizer(model.value_parameters(), lr=learning_rate)
         self._expectile, self._beta, self._largest = expectile, inverse_temperature, largest_weight
         self._rate = self.actor_optimizer.base_lr
 

@@ -68,8 +68,8 @@ class PPG(PPO):
         super().__init__(policy=model, **options)
         # Both optimizers step the same weights; the auxiliary head has no gradient in the policy phase.
         shared = self.optimizer
-        self.aux_optimizer = FlatAdam(
-            shared.params, lr=aux_learning_rate, eps=shared.eps, max_grad_norm=shared.max_grad_norm, sharing=shared
+        self.aux_optimizer = options.get("optimizer", FlatAdam)(
+            shared.params, lr=aux_learning_rate, eps=1e-5, max_grad_norm=shared.max_grad_norm, sharing=shared
         )
         self._coefs = {
             "aux_value_coef": aux_value_coef,

@@ -14,7 +14,7 @@ import torch
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.on_policy import OnPolicyLearner
 from rl_training.models.normalizer import ObservationNormalizer
-from rl_training.optim.flat import FlatAdam, descend
+from rl_training.optim.flat import FlatAdam, OptimizerFactory, descend
 
 __all__ = ["PPO", "ppo_loss"]
 
@@ -69,9 +69,10 @@ class PPO(OnPolicyLearner):
         clip_values: bool = False,
         normalize_advantages: bool = True,
         normalizer: ObservationNormalizer | None = None,
+        optimizer: OptimizerFactory = FlatAdam,
     ) -> None:
         super().__init__(policy, normalizer)
-        self.optimizer = FlatAdam(policy.parameters(), lr=learning_rate, eps=1e-5, max_grad_norm=max_grad_norm)
+        self.optimizer = optimizer(policy.parameters(), lr=learning_rate, eps=1e-5, max_grad_norm=max_grad_norm)
         self._clip_coef, self._ent_coef = (torch.tensor(float(x), device=self._device) for x in (clip_coef, ent_coef))
         self._vf_coef, self._clip_values, self._normalize = vf_coef, clip_values, normalize_advantages
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.base.options import ConfigError, unknown
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec, get_entry
+from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
     from rl_training.algorithms.base import Learner
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from rl_training.runtime.spec import AlgorithmSpec, Network
     from rl_training.runtime.trainer import TrainResult
     from rl_training.tracking.loggers import Logger
+
+    Observation = npt.ArrayLike | Mapping[str, npt.ArrayLike]  # one, or a batch of them
 
 
 class ManagedAlgorithm:
@@ -37,7 +43,7 @@ class ManagedAlgorithm:
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         if not isinstance(config, TrainConfig):
             if not isinstance(config, str):
@@ -92,7 +98,9 @@ class ManagedAlgorithm:
             raise ValueError("nothing trained yet; call learn() or load() first")
         return self._agent
 
-    def learn(self, callbacks: list[Callback] | None = None, loggers: Sequence[Logger] | None = None) -> TrainResult:
+    def learn(
+        self, callbacks: Sequence[Callback] | None = None, loggers: Sequence[Logger] | None = None
+    ) -> TrainResult:
         """Train to ``config.total_timesteps``; called again, go on with the same run where it was.
 
         A loaded agent starts a new run, with its networks and everything else anew; the run that it comes from is left
@@ -100,7 +108,7 @@ class ManagedAlgorithm:
         """
         from rl_training.runtime.workflows import resume_training
 
-        given = {"callbacks": callbacks, "loggers": loggers}
+        given = {"callbacks": None if callbacks is None else list(callbacks), "loggers": loggers}
         context: dict[str, Any] = {**given, "env": self._env, "network": self._network}
         if self._loaded or self._checkpoint is None:
             result = self._spec.train(self.config, **context)
@@ -121,11 +129,14 @@ class ManagedAlgorithm:
         metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, seed=seed)
         return scored(metrics, self._references)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+    def predict(self, obs: Observation, deterministic: bool = True) -> int | np.ndarray:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""
         from rl_training.runtime.spec import predict
 
-        return predict(self.agent, self._spaces, obs, deterministic=deterministic)  # type: ignore[arg-type]
+        agent, spaces = self.agent, self._spaces
+        assert spaces is not None  # they come with the agent
+        action: int | np.ndarray = predict(agent, spaces, obs, deterministic=deterministic)
+        return action
 
     def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:
         """Save the agent and its config; with ``include_buffers``, everything that a resumed run needs."""
@@ -146,7 +157,7 @@ class ManagedAlgorithm:
         network: Network | None = None,
         output_dir: str | Path | None = None,
         trust: str | Iterable[str] = (),
-    ) -> ManagedAlgorithm:
+    ) -> Self:
         """Load a saved agent, a checkpoint or the newest one of a run; an environment or network of your own must be
         given again.
 
@@ -188,51 +199,27 @@ _NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}
 __all__ = ["ManagedAlgorithm", *_NAMES]
 
 
-@cache
-def _managed(public: str) -> type[ManagedAlgorithm]:
-    entry = get_entry(_NAMES[public])
-    doc = f"{public}: {entry.summary} ({entry.paper})."
-    return type(public, (ManagedAlgorithm,), {"algo_name": entry.name, "__module__": __name__, "__doc__": doc})
-
-
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return _managed(name)
+    if name in _NAMES:  # with its options as keywords, which takes a file of its own
+        return getattr(import_module("rl_training.api.typed"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if TYPE_CHECKING:
-
-    class BC(ManagedAlgorithm): ...
-
-    class CQL(ManagedAlgorithm): ...
-
-    class DQN(ManagedAlgorithm): ...
-
-    class Dreamer(ManagedAlgorithm): ...
-
-    class FQF(ManagedAlgorithm): ...
-
-    class GAIL(ManagedAlgorithm): ...
-
-    class IQL(ManagedAlgorithm): ...
-
-    class IQN(ManagedAlgorithm): ...
-
-    class MBPO(ManagedAlgorithm): ...
-
-    class MOPO(ManagedAlgorithm): ...
-
-    class PETS(ManagedAlgorithm): ...
-
-    class PPG(ManagedAlgorithm): ...
-
-    class PPO(ManagedAlgorithm): ...
-
-    class QRDQN(ManagedAlgorithm): ...
-
-    class RLPD(ManagedAlgorithm): ...
-
-    class SAC(ManagedAlgorithm): ...
-
-    class TD3BC(ManagedAlgorithm): ...
+    from rl_training.api.typed import BC as BC
+    from rl_training.api.typed import CQL as CQL
+    from rl_training.api.typed import DQN as DQN
+    from rl_training.api.typed import FQF as FQF
+    from rl_training.api.typed import GAIL as GAIL
+    from rl_training.api.typed import IQL as IQL
+    from rl_training.api.typed import IQN as IQN
+    from rl_training.api.typed import MBPO as MBPO
+    from rl_training.api.typed import MOPO as MOPO
+    from rl_training.api.typed import PETS as PETS
+    from rl_training.api.typed import PPG as PPG
+    from rl_training.api.typed import PPO as PPO
+    from rl_training.api.typed import QRDQN as QRDQN
+    from rl_training.api.typed import RLPD as RLPD
+    from rl_training.api.typed import SAC as SAC
+    from rl_training.api.typed import TD3BC as TD3BC
+    from rl_training.api.typed import Dreamer as Dreamer

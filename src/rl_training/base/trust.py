@@ -6,10 +6,19 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.machinery import PathFinder
 from typing import Any
 
-__all__ = ["VARIABLE", "UntrustedCode", "module_of", "require_trusted", "trust_modules"]
+from rl_training.base.modules import can_import
+
+__all__ = [
+    "VARIABLE",
+    "UntrustedCode",
+    "modules_named",
+    "require_trusted",
+    "split_name",
+    "trust_modules",
+    "words_of_modules",
+]
 
 VARIABLE = "RL_TRAINING_TRUST"  # names of modules, separated by commas
 OWN = ("rl_training", "gymnasium")
@@ -22,9 +31,11 @@ class UntrustedCode(ValueError):
     """Raised where a file names a module that nobody has allowed it to import."""
 
 
-def trust_modules(names: str | Iterable[str]) -> None:
-    """Let files name these modules, and the modules in them, for the rest of this process."""
-    _allowed.update(_split([names] if isinstance(names, str) else names))
+def trust_modules(names: str | Iterable[str]) -> list[str]:
+    """Let files name these modules, and the modules in them, for the rest of this process; returns them one by one."""
+    modules = list(_split([names] if isinstance(names, str) else names))
+    _allowed.update(modules)
+    return modules
 
 
 def _split(texts: Iterable[str]) -> Iterator[str]:
@@ -38,27 +49,41 @@ def _trusted(module: str) -> bool:
     return loaded or any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-def module_of(env_id: str) -> str | None:
-    """The module that making an environment imports first: ``package.module`` of ``package.module:Name-v0``."""
-    module, colon, _ = env_id.partition(":")
-    return module if colon else None
+def split_name(text: str) -> tuple[str, str] | None:
+    """Module and name of ``package.module:Name``; None if a text is not of that form."""
+    return (text.partition(":")[0].strip(), text.partition(":")[2].strip()) if NAMED(text) else None
 
 
-def require_trusted(where: str, env_id: str, env_kwargs: Any = None) -> None:
+def words_of_modules(env_id: str | None, env_kwargs: Any = None) -> dict[str, str]:
+    """What may be modules in an environment's id and arguments, wrappers among them, each with the text it is in."""
+    module, colon, _ = (env_id or "").partition(":")
+    found = {module: str(env_id)} if colon else {}
+    for text in _texts(env_kwargs):
+        parts = split_name(text)
+        if parts is not None:
+            found.setdefault(parts[0], text.strip())
+    return found
+
+
+def modules_named(env_id: str | None, env_kwargs: Any = None) -> list[str]:
+    """The modules of others that making an environment imports: that of its id, and those its arguments name."""
+    first = (env_id or "").partition(":")[0]
+    named = [name for name in words_of_modules(env_id, env_kwargs) if name == first or can_import(name)]
+    return [name for name in named if name.partition(".")[0] not in OWN]
+
+
+def require_trusted(where: str, env_id: str | None, env_kwargs: Any = None) -> None:
     """Refuse the environment that a file names if making it would import a module that is not trusted.
 
-    Arguments may name code as well: there are environments that make another one, by its id.
+    Arguments may name code as well: wrappers, and environments that make another one, by its id. ``env_id`` is None
+    where the caller has an environment, and only the arguments are the file's.
     """
-    modules = {module_of(env_id): env_id}
-    for text in _texts(env_kwargs):
-        named = NAMED(text)
-        if named and PathFinder.find_spec(named[1].partition(".")[0]) is not None:  # else there is nothing to import
-            modules[named[1]] = text.strip()
-    for module, name in modules.items():
-        if module is not None and not _trusted(module):
+    words = words_of_modules(env_id, env_kwargs)
+    for module in modules_named(env_id, env_kwargs):
+        if not _trusted(module):
             raise UntrustedCode(
-                f"{where} names {name!r}, and to make it would run the code of the module {module!r}; if you trust "
-                f"that, say --trust {module}, or set {VARIABLE}={module}, or import it first"
+                f"{where} names {words[module]!r}, and to make it would run the code of the module {module!r}; if you "
+                f"trust that, say --trust {module}, or set {VARIABLE}={module}, or import it first"
             )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.base.errors import printable
+from rl_training.base.modules import look_here
+from rl_training.base.trust import words_of_modules
 from rl_training.commands.flags import Command, count, trust_argument
 
 __all__ = ["add"]
@@ -74,6 +76,7 @@ def _collect(args: argparse.Namespace) -> None:
     if args.checkpoint is not None:
         config = config_of(find_checkpoint(args.checkpoint, buffers=False)[1])
     else:
+        look_here(words_of_modules(args.env))
         config = TrainConfig(algo="bc", env_id=args.env)
     if args.from_replay:
         data = collection.export_replay(args.checkpoint)
@@ -102,6 +105,7 @@ def _dataset_info(args: argparse.Namespace) -> None:
     local = args.format is None and not Path(args.path).suffix and not Path(args.path).exists()
     kind = "minari" if local else _format(args.path, args.format)
     where = {"dataset_id": args.path} if kind == "minari" else {"dataset_path": args.path}
+    look_here(words_of_modules(args.env))
     factory = None if args.env is None else EnvFactory(args.env, {})
     limit = args.episode_steps if factory is None else args.episode_steps or (lambda: time_limits(factory))
     with warnings.catch_warnings(record=True) as assumed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
+from rl_training.base.trust import modules_named
 from rl_training.commands.flags import Command, config_flags, count, goes_on_unread, resolved
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def _tune(args: argparse.Namespace) -> int:
         print(f"        {name} = {value}{share}")
     if (folder / "importance.png").exists():
         print(f"picture {folder / 'importance.png'}")
-    print(f"train   rl-training train --config {folder / 'best.yaml'}")
+    trusted = "".join(f" --trust {module}" for module in modules_named(base.env_id, base.env_kwargs))
+    print(f"train   rl-training train --config {folder / 'best.yaml'}{trusted}")
     return 0
 
 

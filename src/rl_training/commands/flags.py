@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from rl_training.base.modules import look_here
 from rl_training.base.streams import Forgiving
+from rl_training.base.trust import words_of_modules
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -38,7 +41,7 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
         "--config", metavar="FILE", help="a YAML file, or a packaged preset such as configs/ppo/cartpole.yaml"
     )
     parser.add_argument("--algo", help="algorithm, e.g. ppo (see rl-training list)")
-    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1")
+    parser.add_argument("--env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1 or my_module:MyEnv-v0")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random in the run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--total-timesteps", type=count, metavar="N", help="environment steps; 1e6 is fine")
@@ -75,7 +78,7 @@ def trust_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="let the file name an environment of this module, whose code then runs; repeatable",
+        help="let the file name an environment or wrapper of this module, whose code then runs; repeatable",
     )
 
 
@@ -119,7 +122,20 @@ def goes_on_unread(action: Action) -> Action:
 
 
 def resolved(args: argparse.Namespace, chosen: dict[str, Any] | None = None) -> TrainConfig:
-    """Make the config from the arguments of ``config_flags``; ``chosen`` replaces ``--set``."""
+    """Make the config from the arguments of ``config_flags``; ``chosen`` replaces ``--set``.
+
+    What it names may stand in the current directory, unless a file of a run or a sweep names it.
+    """
+    config = _config(args, chosen)
+    found = None if args.config is None else Path(args.config)
+    if found is None or not any(
+        (found.parent / name).exists() for name in ("metadata.json", "sweep.json", "study.json")
+    ):
+        look_here(words_of_modules(config.env_id, config.env_kwargs))
+    return config
+
+
+def _config(args: argparse.Namespace, chosen: dict[str, Any] | None) -> TrainConfig:
     from rl_training.base.options import ConfigError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rl_training.base.stop_kind import StopKind, recorded_stop_kind
-from rl_training.base.trust import module_of
+from rl_training.base.trust import modules_named
 from rl_training.base.yaml_text import parse_yaml
 from rl_training.commands.flags import (
     Command,
@@ -83,8 +83,9 @@ def _print_result(result: TrainResult, kind: StopKind, reason: str | None, as_js
     if not kind.reached_total:
         print(f"because     {reason}")
     print(f"checkpoint  {result.checkpoint_path}")
-    module = module_of(str(parse_yaml((result.run_dir / "config.yaml").read_text())["env_id"]))
-    run = f"{result.run_dir} --trust {module}" if module is not None else f"{result.run_dir}"
+    config = parse_yaml((result.run_dir / "config.yaml").read_text())
+    trusted = modules_named(str(config["env_id"]), config["env_kwargs"])
+    run = " ".join([str(result.run_dir), *(f"--trust {module}" for module in trusted)])
     if not kind.reached_total:
         print(f"go on with  rl-training resume {run}")
     else:

@@ -12,8 +12,10 @@ import gymnasium as gym
 from gymnasium.wrappers import FlattenObservation
 
 from rl_training.base.errors import reason
+from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
+from rl_training.envs.custom import wrapped
 from rl_training.envs.options import EnvOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.spaces import CHANNELS, Spaces, is_image
 from rl_training.envs.watchdog import Watchdog
@@ -80,7 +82,7 @@ class EnvFactory:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
-        env = _flat_observations(env, self.name)
+        env = _flat_observations(wrapped(env, wrappers.custom), self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)
         return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
@@ -164,7 +166,10 @@ def _from_function(make: Any) -> gym.Env:
 def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
     if env_id.startswith("ALE/"):
         _register_games(env_id)
+    module, colon, _ = env_id.partition(":")
     try:
+        if colon:
+            import_named(module)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}") from None

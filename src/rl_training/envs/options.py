@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict, field_validator
 
 from rl_training.base.options import ConfigError, Options, opt
+from rl_training.base.trust import split_name
 
-__all__ = ["AtariOptions", "EnvOptions", "PixelOptions", "RewardOptions", "WrapperOptions", "parse_env_kwargs"]
+__all__ = [
+    "AtariOptions",
+    "CustomWrapper",
+    "EnvOptions",
+    "PixelOptions",
+    "RewardOptions",
+    "WrapperOptions",
+    "parse_env_kwargs",
+]
 
 Pair = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], Strict(False)]
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
@@ -51,12 +60,34 @@ class AtariOptions(Options):
     terminal_on_life_loss: bool = opt(False, "a lost life ends an episode (training only, by env_kwargs.training)")
 
 
+class CustomWrapper(Options):
+    """A wrapper of one's own: a subclass of gymnasium.Wrapper, by the module that it lies in."""
+
+    TITLE = "wrappers.custom"
+    name: str = Field(description="module:Class, such as my_module:MyWrapper")
+    kwargs: dict[str, Any] = opt({}, "arguments of its constructor, beside the environment")
+
+    @field_validator("name")
+    @classmethod
+    def _module_and_class(cls, value: str) -> str:
+        parts = split_name(value)
+        if parts is None or not parts[1].isidentifier():
+            raise ValueError(f"must be module:Class, such as my_module:MyWrapper, got {value!r}")
+        return value
+
+
+Custom = Annotated[CustomWrapper, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+
+
 class WrapperOptions(Options):
     """What is done to observations and rewards."""
 
     TITLE = "wrappers"
     pixels: PixelOptions | None = opt(None, "learn from rendered images")
     atari: AtariOptions | None = opt(None, "the usual Atari protocol")
+    custom: Annotated[tuple[Custom, ...], Strict(False)] = opt(
+        (), "wrappers of your own, from the inside out: module:Class, or {name: module:Class, kwargs: {...}}"
+    )
     reward: RewardOptions = opt(RewardOptions(), "scale and clip the rewards learned from")
     frame_stack: int = opt(1, "observations side by side", ge=1)
     keep: Indices | None = opt(None, "only these entries of vector observations, such as [0, 2]; the rest is hidden")
@@ -67,7 +98,7 @@ class EnvOptions(Options):
 
     TITLE = "env_kwargs"
     max_episode_steps: int | None = opt(None, "time limit in steps; null keeps the environment's own", ge=1)
-    wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, reward, frame_stack")
+    wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, frame_stack, keep")
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 
 from rl_training.base.errors import reason
+from rl_training.base.modules import directories_added, look_in
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.incidents import History
@@ -54,7 +56,8 @@ def _reachable(address: str) -> None:
 class _Host:
     """The actor's side: one environment, stepped on request."""
 
-    def __init__(self, factory: EnvFactory, seed: int, index: int) -> None:
+    def __init__(self, factory: EnvFactory, seed: int, index: int, modules: Sequence[str] = ()) -> None:
+        look_in(modules)
         self._slot = replayable(factory.make(training=True), seed=seed, index=index)
 
     def begin(self) -> Any:
@@ -87,7 +90,7 @@ class RemoteEnv:
         factory = replace(factory, watchdog=None)
         self._ray = connect()
         actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
-        self._host = actor.remote(factory, seed, index)
+        self._host = actor.remote(factory, seed, index, directories_added())
         self._pending: Any = None
         self.env = self  # what is closed
         self._key, self._episode = (seed, index), -1

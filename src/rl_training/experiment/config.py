@@ -22,7 +22,9 @@ class TrainConfig(Options):
     model_config = ConfigDict(extra="forbid", frozen=False, strict=True, validate_assignment=True)
 
     algo: str = Field(description="registry name of the algorithm, e.g. ppo")
-    env_id: str = Field(description="Gymnasium id of the environment, e.g. CartPole-v1")
+    env_id: str = Field(
+        description="Gymnasium id of the environment, e.g. CartPole-v1, or my_module:MyEnv-v0 to import its module"
+    )
     seed: int = opt(0, "seed of everything random in the run", ge=0)
     total_timesteps: int = opt(100_000, "environment steps (offline algorithms: gradient updates)", ge=1)
     output_dir: Annotated[Path, Strict(False)] = opt(Path("runs"), "run directories are made in here")

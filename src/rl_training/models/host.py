@@ -23,6 +23,7 @@ from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
 from rl_training.models.noisy import NoisyLinear
 from rl_training.models.overrides import altered, ordinary, overridden, redefined
+from rl_training.models.variants import GELU
 
 __all__ = [
     "MOST_ROWS",
@@ -178,7 +179,15 @@ def numpy_layers(module: nn.Module) -> list[Layer] | None:
     if ordinary(module, nn.Sequential, EnsembleMLP):
         children = [numpy_layers(child) for child in module.children()]
         return None if any(c is None for c in children) else [layer for c in children for layer in c or ()]
+    if hasattr(type(module), "host_form"):
+        return _own_form(module)
     return _LAYERS[type(module)](module) if ordinary(module, *_LAYERS) else None
+
+
+def _own_form(module: Any) -> list[Layer] | None:
+    """The numpy form that a layer of somebody's own class has; not if ``forward`` is overridden below that class."""
+    form = None if overridden(module, "forward") else module.host_form()
+    return None if form is None else [lambda x, rng, out: form(x)]
 
 
 def _linear(layer: nn.Linear) -> list[Layer]:
@@ -242,6 +251,28 @@ def _tanh(layer: nn.Module) -> list[Layer]:
     return [lambda x, rng, out: np.tanh(x, out=out)]
 
 
+def _leaky_relu(layer: nn.LeakyReLU) -> list[Layer]:
+    slope = np.float32(layer.negative_slope)
+    return [lambda x, rng, out: np.where(x > 0, x, slope * x)]
+
+
+def _elu(layer: nn.ELU) -> list[Layer]:
+    alpha = np.float32(layer.alpha)
+    return [lambda x, rng, out: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, np.float32(0))))]
+
+
+def _silu(layer: nn.Module) -> list[Layer]:
+    half = np.float32(0.5)
+    return [lambda x, rng, out: x * (half + half * np.tanh(half * x))]  # a sigmoid that cannot overflow
+
+
+def _gelu(layer: nn.GELU) -> list[Layer] | None:
+    if layer.approximate != "tanh":  # by the error function, which numpy does not have
+        return None
+    half, inner, cubic = np.float32(0.5), np.float32((2 / np.pi) ** 0.5), np.float32(0.044715)
+    return [lambda x, rng, out: half * x * (1 + np.tanh(inner * (x + cubic * x * x * x)))]
+
+
 def _identity(layer: nn.Module) -> list[Layer]:
     return [lambda x, rng, out: x]
 
@@ -254,5 +285,10 @@ _LAYERS: dict[type, Callable[[Any], list[Layer] | None]] = {
     EnsembleLinear: _ensemble_linear,
     nn.ReLU: _relu,
     nn.Tanh: _tanh,
+    nn.LeakyReLU: _leaky_relu,
+    nn.ELU: _elu,
+    nn.SiLU: _silu,
+    nn.GELU: _gelu,
+    GELU: _gelu,
     nn.Identity: _identity,
 }

@@ -177,7 +177,10 @@ def orthogonal_(module: nn.Module, gain: float) -> None:
 def xavier_(module: nn.Module) -> None:
     """Weights uniform by fan-in and fan-out (Glorot & Bengio, 2010), member by member in an ensemble; zero biases."""
     for layer in module.modules():
-        if isinstance(layer, EnsembleLinear | nn.Linear):
-            bound = math.sqrt(6 / (layer.weight.shape[-2] + layer.weight.shape[-1]))
+        if isinstance(layer, EnsembleLinear | nn.Linear | nn.Conv2d):
+            field = layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
+            ends = layer.weight.shape[:2] if isinstance(layer, nn.Conv2d) else layer.weight.shape[-2:]
+            bound = math.sqrt(6 / (field * sum(ends)))
             nn.init.uniform_(layer.weight, -bound, bound)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

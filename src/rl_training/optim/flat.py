@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -11,7 +11,20 @@ from torch import nn
 from rl_training.base.batches import Tensors
 from rl_training.base.saved import alike
 
-__all__ = ["MOVED", "FlatAdam", "FlatLaProp", "FlatOptimizer", "FlatParameters", "FlatRMSprop", "Target", "descend"]
+__all__ = [
+    "MOVED",
+    "FlatAdam",
+    "FlatAdamW",
+    "FlatLaProp",
+    "FlatOptimizer",
+    "FlatParameters",
+    "FlatRMSprop",
+    "OptimizerFactory",
+    "OptimizerName",
+    "Target",
+    "descend",
+    "make_optimizer",
+]
 
 MOVED = (
     "the parameters no longer share memory with their optimizer (a module was moved, copied or re-assigned "
@@ -161,13 +174,27 @@ class FlatAdam(_Moments):
             )  # fmt: skip
 
 
+class FlatAdamW(FlatAdam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019), of every parameter."""
+
+    def __init__(self, params: Iterable[nn.Parameter], *, weight_decay: float = 0.01, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.weight_decay = weight_decay
+
+    def _step(self, grad: torch.Tensor) -> None:
+        self.flat.mul_(1 - self.lr * self.weight_decay)
+        super()._step(grad)
+
+
 class FlatRMSprop(FlatOptimizer):
     """RMSprop (Tieleman & Hinton, 2012), not centred and without momentum."""
 
     TENSORS = ("square",)
 
-    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, decay: float = 0.95, eps: float = 1e-5) -> None:
-        super().__init__(params, lr=lr)
+    def __init__(
+        self, params: Iterable[nn.Parameter], *, lr: float, decay: float = 0.95, eps: float = 1e-5, **options: Any
+    ) -> None:
+        super().__init__(params, lr=lr, **options)
         self.square = torch.zeros_like(self.flat)
         self.decay, self.eps = decay, eps
 
@@ -183,9 +210,16 @@ class FlatLaProp(_Moments):
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], *, lr: float, eps: float = 1e-20, share: float = 0.3, least: float = 1e-3
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        eps: float = 1e-20,
+        share: float = 0.3,
+        least: float = 1e-3,
+        **options: Any,
     ) -> None:
-        super().__init__(params, lr=lr, eps=eps)
+        super().__init__(params, lr=lr, eps=eps, **options)
         self.share, self.least = share, least
         self._sizes = [p.numel() for p in self.params]
 
@@ -203,6 +237,28 @@ class FlatLaProp(_Moments):
         scaled = grad / ((self.square / (1 - b2**self.count)).sqrt() + self.eps)
         self.mean.lerp_(scaled, 1 - b1)
         self.flat.sub_(self.lr / (1 - b1**self.count) * self.mean)
+
+
+OptimizerName = Literal["adam", "adamw", "rmsprop", "laprop"]
+OptimizerFactory = Callable[..., FlatOptimizer]
+OPTIMIZERS: dict[OptimizerName, type[FlatOptimizer]] = {
+    "adam": FlatAdam,
+    "adamw": FlatAdamW,
+    "rmsprop": FlatRMSprop,
+    "laprop": FlatLaProp,
+}
+
+
+def make_optimizer(
+    name: OptimizerName, given: dict[str, Any], params: Iterable[nn.Parameter], *, eps: float | None = None, **own: Any
+) -> FlatOptimizer:
+    """An optimizer by name, as learners call for one: ``own`` are the learner's arguments, ``given`` take precedence.
+
+    ``eps`` is what the learner adds to Adam's denominator; other optimizers have their own.
+    """
+    if eps is not None and name in ("adam", "adamw"):
+        own["eps"] = eps
+    return OPTIMIZERS[name](params, **{**own, **given})
 
 
 def descend(*pairs: tuple[FlatOptimizer, torch.Tensor]) -> None:

@@ -11,13 +11,14 @@ from rl_training.data.prior_data import build_dataset
 from rl_training.models.heads import Point, SquashedGaussian
 from rl_training.models.mlp_policy import MLPPolicy
 from rl_training.runtime.loops.offline import OfflineLoop, OfflineOptions, _build_offline_dataset, _infer_env_spaces
+from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 __all__ = ["SPECS", "BCLoop", "BCOptions", "_build_offline_dataset", "_infer_env_spaces", "build", "train_bc"]
 
 
-class BCOptions(OfflineOptions):
+class BCOptions(NetworkOptions, OptimizerOptions, OfflineOptions):
     """Behaviour cloning's options."""
 
     TITLE = "bc"
@@ -48,8 +49,9 @@ def build(cfg: BCOptions, plan: Blueprint) -> BC:
     boxes = {"mse": Point, "likelihood": SquashedGaussian}[cfg.loss]
     head = boxes(plan.spaces.action_dim) if plan.spaces.action_kind == "box" else plan.head
     return BC(
-        policy=plan.make(MLPPolicy, **plan.shape, head=head, hidden_sizes=cfg.hidden_sizes),
+        policy=cfg.network(plan, MLPPolicy, **plan.shape, head=head, hidden_sizes=cfg.hidden_sizes),
         learning_rate=cfg.learning_rate,
+        optimizer=cfg.optimizer_factory(),
         normalizer=plan.normalizer(cfg.normalize_observations, clip=float("inf")),
     )
 

@@ -40,7 +40,7 @@ def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
         arguments = cfg.arguments(plan, "cql_alpha", "target_update_interval")
         del arguments["tau"]
         sizes = {**plan.shape, "action_dim": plan.spaces.num_actions, "hidden_sizes": cfg.hidden_sizes}
-        return DiscreteCQL(q_network=plan.make(MLPQNetwork, **sizes), double_q=True, **arguments)
+        return DiscreteCQL(q_network=cfg.network(plan, MLPQNetwork, **sizes), double_q=True, **arguments)
     if plan.spaces.image:
         plan.spaces.require("cql with Box actions", "the environment", obs=("vector",), actions=("box",))
     return CQL(model=cfg.model(plan, MLPSACModel), **cfg.arguments(plan, *SOFT, *CONSERVATIVE))

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from rl_training.base.options import Options, Sizes, opt
+from rl_training.base.options import Sizes, opt
 from rl_training.runtime.loops.offline import OfflineOptions
+from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.spec import Blueprint, Network
 
 __all__ = ["OfflineCriticOptions", "SoftOptions", "Temperature"]
@@ -22,7 +23,7 @@ def _temperature(value: float | str) -> float | str:
 Temperature = Annotated[float | Literal["auto"], AfterValidator(_temperature)]
 
 
-class SoftOptions(Options):
+class SoftOptions(NetworkOptions):
     """Discount, temperature and target critics of SAC, wherever its batches come from."""
 
     hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers of actor and critics")
@@ -36,7 +37,7 @@ class SoftOptions(Options):
         return self.pick({"gamma", "alpha", "target_entropy", "tau"})
 
 
-class OfflineCriticOptions(OfflineOptions):
+class OfflineCriticOptions(NetworkOptions, OptimizerOptions, OfflineOptions):
     """What offline learners of values have in common."""
 
     hidden_sizes: Sizes = opt((256, 256), "widths of the hidden layers")
@@ -48,8 +49,11 @@ class OfflineCriticOptions(OfflineOptions):
     def arguments(self, plan: Blueprint, *names: str) -> dict[str, Any]:
         """The learner's arguments: these options, those of the given ``names``, and the normalizer of observations."""
         normalizer = plan.normalizer(self.normalize_observations, clip=float("inf"))
-        return {**self.pick({"learning_rate", "gamma", "tau", *names}), "normalizer": normalizer}
+        own = self.pick({"learning_rate", "gamma", "tau", *names})
+        return {**own, "normalizer": normalizer, "optimizer": self.optimizer_factory()}
 
     def model(self, plan: Blueprint, network: Network) -> Any:
         """The networks, of the task's sizes."""
-        return plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=self.hidden_sizes)
+        return self.network(
+            plan, network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=self.hidden_sizes
+        )

@@ -17,6 +17,7 @@ from rl_training.data import PrioritizedReplayBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
+from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
 from rl_training.runtime.schedules import ScheduleSpec, resolve_schedule_spec, resolve_schedule_value
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 
-class DQNOptions(OffPolicyOptions):
+class DQNOptions(NetworkOptions, OptimizerOptions, OffPolicyOptions):
     """Options of DQN; ``NETWORK`` and ``LEARNER`` name those that are arguments of the network and of the learner."""
 
     TITLE = "dqn"
@@ -49,7 +50,7 @@ class DQNOptions(OffPolicyOptions):
         (128, 128), "widths of the hidden layers (images: the last one is the number of features)"
     )
     learning_rate: float = opt(1e-3, "step size of Adam", gt=0)
-    adam_epsilon: float = opt(1e-8, "added to Adam's denominator", gt=0)
+    adam_epsilon: float = opt(1e-8, "added to the denominator of adam and adamw", gt=0)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     target_update_interval: int = opt(100, "updates between copies to the target network", ge=1)
     double: bool = opt(True, "the online network chooses the next action, the target network evaluates it")
@@ -98,6 +99,12 @@ class DQNOptions(OffPolicyOptions):
     def _windows_fit(self) -> Any:
         if self.n_step > self.buffer_capacity:
             raise ValueError(f"n_step ({self.n_step}) cannot be more than buffer_capacity ({self.buffer_capacity})")
+        return self
+
+    @model_validator(mode="after")
+    def _one_epsilon(self) -> Any:
+        if "adam_epsilon" in self.model_fields_set and (self.optimizer_epsilon or "adam" not in self.optimizer):
+            raise ValueError("adam_epsilon does nothing with another optimizer, or beside optimizer_epsilon")
         return self
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
@@ -191,8 +198,9 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
     def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
         sizes = cfg.pick(cfg.NETWORK)
         return learner(
-            q_network=plan.make(network, **plan.shape, action_dim=plan.spaces.num_actions, **sizes),
+            q_network=cfg.network(plan, network, **plan.shape, action_dim=plan.spaces.num_actions, **sizes),
             double_q=cfg.double,
+            optimizer=cfg.optimizer_factory(),
             normalizer=plan.normalizer(cfg.normalize_observations),
             **cfg.pick(cfg.LEARNER),
         )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import nn
-
 from rl_training.algorithms.ppo import PPO
 from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
+from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
 __all__ = ["SPACES", "SPECS", "PPOOptions", "build", "train_ppo"]
 
 
-class PPOOptions(OnPolicyOptions):
+class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     """Options of PPO; PPG and GAIL add to them."""
 
     TITLE = "ppo"
@@ -38,16 +37,17 @@ class PPOOptions(OnPolicyOptions):
         chosen = super().for_task(task)
         return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind == "box" else chosen
 
-    def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> nn.Module:
+    def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> Any:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
         own = self.pick({"hidden_sizes", "initial_log_std"})
-        return plan.make(network, **{**plan.shape, "head": plan.head, **own, **changes})
+        return self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """PPO's arguments beside its network."""
         coefs = {"clip_coef", "ent_coef", "vf_coef", "clip_values"}
         own = self.pick({*coefs, "learning_rate", "max_grad_norm", "normalize_advantages"})
-        return {**own, "normalizer": plan.normalizer(self.normalize_observations)}
+        parts = {"normalizer": plan.normalizer(self.normalize_observations), "optimizer": self.optimizer_factory()}
+        return {**own, **parts}
 
 
 def build(cfg: PPOOptions, plan: Blueprint) -> PPO:

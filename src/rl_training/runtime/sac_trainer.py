@@ -10,6 +10,7 @@ from rl_training.base.options import opt
 from rl_training.models.mlp_sac import MLPSACModel
 from rl_training.runtime.critic_options import SoftOptions, Temperature
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions
+from rl_training.runtime.network_options import OptimizerOptions
 from rl_training.runtime.options import Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint, Network
 
@@ -18,7 +19,7 @@ __all__ = ["SPECS", "SACOptions", "build", "train_sac"]
 LONG = 1_000  # steps of an episode, as locomotion has them: from there on, the temperature is fixed
 
 
-class SACOptions(SoftOptions, OffPolicyOptions):
+class SACOptions(SoftOptions, OptimizerOptions, OffPolicyOptions):
     """SAC's options. A new run warms up for a tenth of its steps, with random actions, unless that is set.
 
     Its temperature is fixed where episodes are long, as in the field's recipes for locomotion, and tuned elsewhere.
@@ -48,9 +49,9 @@ def build(
     cfg: SACOptions, plan: Blueprint, *, learner: Callable[..., SAC] = SAC, network: Network = MLPSACModel
 ) -> SAC:
     """The learner, or a variant of it, with networks of the task's sizes."""
-    model = plan.make(network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes)
-    normalizer = plan.normalizer(cfg.normalize_observations)
-    return learner(model=model, learning_rate=cfg.learning_rate, normalizer=normalizer, **cfg.soft())
+    model = cfg.network(plan, network, **plan.shape, action_dim=plan.spaces.action_dim, hidden_sizes=cfg.hidden_sizes)
+    parts = {"normalizer": plan.normalizer(cfg.normalize_observations), "optimizer": cfg.optimizer_factory()}
+    return learner(model=model, learning_rate=cfg.learning_rate, **parts, **cfg.soft())
 
 
 SPECS = {"sac": AlgorithmSpec(name="sac", config=SACOptions, build=build, loop=OffPolicyLoop, actions=("box",))}

@@ -290,10 +290,11 @@ def _require_num_envs(state: CheckpointState, num_envs: int) -> None:
 def _check_env(state: CheckpointState, config: TrainConfig, env: EnvSource | None) -> None:
     """The id of an environment that was given as an object may stand for another one.
 
-    An id that comes from the checkpoint is made only if its module is trusted.
+    An id that comes from the checkpoint is made only if its module is trusted; the same holds for its wrappers.
     """
-    if env is None and config.env_id == state.config.get("env_id"):
-        require_trusted("the checkpoint", config.env_id, config.env_kwargs)
+    of_file = config.env_id == state.config.get("env_id")
+    if of_file or config.env_kwargs == state.config.get("env_kwargs"):
+        require_trusted("the checkpoint", config.env_id if of_file and env is None else None, config.env_kwargs)
     if env is None and state.metadata.get("own_env"):
         warnings.warn(
             "this agent was trained on an environment of your own: pass it again (env=...), or it meets "

@@ -31,14 +31,14 @@ __all__ = [
 def config_of(state: CheckpointState, *, env: Any = None) -> TrainConfig:
     """The config of the run that a checkpoint was saved by.
 
-    The module that its environment comes from must be trusted, unless the caller has an environment (``env``).
+    The module that its environment comes from must be trusted, unless the caller has an environment (``env``), and so
+    must those of its wrappers.
     """
     try:
         config = TrainConfig(**state.config)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"the checkpoint's config does not hold: {reason(error)}") from None
-    if env is None:
-        require_trusted("the checkpoint", config.env_id, config.env_kwargs)
+    require_trusted("the checkpoint", config.env_id if env is None else None, config.env_kwargs)
     return config
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_training.base.files import read_json_object, write_durably
+from rl_training.base.modules import directories_added, look_in
 from rl_training.envs.remote import connect
 from rl_training.sweeps.plan import Job
 
@@ -114,7 +115,7 @@ class Ray:
         self._task = ray.remote(num_cpus=threads, max_retries=self.RETRIES, runtime_env=environment)(_run_remote)
 
     def start(self, job: Job) -> None:
-        self._running[job.name] = self._task.options(name=job.name).remote(job, os.getcwd())
+        self._running[job.name] = self._task.options(name=job.name).remote(job, os.getcwd(), directories_added())
 
     def ended(self) -> list[tuple[str, str]]:
         if not self._running:
@@ -147,10 +148,12 @@ class Ray:
         self._ray.shutdown()
 
 
-def _run_remote(job: Job, where: str) -> str:
-    """Run a job on a Ray node; relative paths of its config count from where the sweep was started."""
+def _run_remote(job: Job, where: str, modules: list[str]) -> str:
+    """Run a job on a Ray node; relative paths of its config count from where the sweep was started, and ``modules`` are
+    the directories that the user's own modules may lie in."""
     from rl_training.sweeps.worker import run_job
 
+    look_in(modules)
     try:
         os.chdir(where)
     except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.base.files import lock_folder, real_folder, write_durably
-from rl_training.base.trust import module_of
+from rl_training.base.trust import modules_named
 from rl_training.sweeps.plan import Job
 
 __all__ = ["main", "run_job"]
@@ -49,7 +49,7 @@ def _train(job: Job) -> None:
             if not saved:
                 shutil.rmtree(job.run_dir)  # it was stopped before anything was saved
         if saved:
-            resume_training(job.run_dir, trust=module_of(str(job.config.get("env_id"))) or ())
+            resume_training(job.run_dir, trust=modules_named(job.config.get("env_id"), job.config.get("env_kwargs")))
             return
     config = TrainConfig(**job.config)
     get_algorithm_spec(config.algo).train(config, run_suffix=job.label)

@@ -87,7 +87,7 @@ class RolloutOptions(SoftOptions, ModelOptions):
         if self.layer_norm:  # a network of the user's need not have this argument
             sizes["layer_norm"] = True
         return {
-            "policy_model": plan.make(MLPSACModel, **plan.shape, **sizes),
+            "policy_model": self.network(plan, MLPSACModel, **plan.shape, **sizes),
             "dynamics_model": self.model(replace(plan, network=None), elites),
             "policy_learning_rate": self.policy_learning_rate,
             "model_learning_rate": self.model_learning_rate,
