@@ -61,7 +61,7 @@ def test_a_run_writes_the_same_lines_as_csv_and_jsonl_resumed_or_not(tiny):
 def test_an_unknown_logger_is_an_error_that_names_the_choices(capsys):
     words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "loggers=[tensorbord]"]
     assert main(words) == 2
-    assert "loggers.0: should be 'tensorboard', 'csv' or 'wandb', got 'tensorbord'" in capsys.readouterr().err
+    assert "loggers.0: should be 'tensorboard', 'csv', 'wandb' or 'mlflow', got 'tensorbord'" in capsys.readouterr().err
 
 
 class Kept(Logger):

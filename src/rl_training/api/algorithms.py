@@ -117,8 +117,12 @@ class ManagedAlgorithm:
 
         factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
         episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
-        seed = self.config.seed
-        metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, seed=seed)
+        how: dict[str, Any] = {
+            "seed": self.config.seed,
+            "deterministic": deterministic,
+            "log_info": self.config.log_info,
+        }
+        metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, **how)
         return scored(metrics, self._references)
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
-from rl_training.experiment.runs import RunContext
+from rl_training.experiment.runs import RunContext, dump_yaml
 from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
 from rl_training.tracking.progress import Progress
 
 __all__ = ["Reporter"]
+
+
+RESERVED = {
+    *("step", "time", "global_step", "gradient_steps", "update_count", "epoch", "episodes", "episode_return"),
+    *("episode_length", "success_rate", "lr_scale", "learning_rate"),
+}
+EVALUATIONS = ("eval_return_", "eval_length_", "eval_episodes", "eval_score", "eval_success_rate")  # names begin so
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -32,11 +42,14 @@ class Reporter:
         self._title = f"{config.algo} {config.env_id}"
         self.update: UpdateResult | None = None  # the learner's last one
         self._notes: dict[str, float] = {}
+        self._logged: dict[str, float] = {}  # numbers of callbacks that no line has yet
+        self._warned: set[str] = set()
 
     def open(self, context: RunContext, step: int, *, logged: int | None) -> None:
         """``logged``: the step up to which a resumed run keeps the lines that there are; None for a new run."""
         config = self._config
         self._loggers = Loggers(context, config, logged, self._own_loggers)
+        self.write_text(step, "config", f"```yaml\n{dump_yaml(config.plain())}```")
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
 
     def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
@@ -67,23 +80,66 @@ class Reporter:
         """Add the metrics that lines show until they are replaced to a checkpoint's notes."""
         notes.update_metrics = plain(self.update.metrics) if self.update is not None else {}
         notes.loop_metrics = plain(self._notes)
+        notes.logged = dict(self._logged)
 
     def go_on(self, notes: Notes) -> None:
         """Show the metrics that a checkpoint notes until they are replaced."""
         self.update = UpdateResult(notes.update_metrics, 0) if notes.update_metrics else None
         self._notes = dict(notes.loop_metrics)
+        self._logged = dict(notes.logged)
+
+    def log_number(self, name: str, value: Any) -> None:
+        """A number of a callback's, for the next line; a later one of the same name replaces it."""
+        if not isinstance(name, str) or not name or name in RESERVED or name.startswith(EVALUATIONS):
+            raise ValueError(f"trainer.log: a number cannot be called {name!r}, which the run itself uses")
+        try:
+            self._logged[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"trainer.log: {name} must be a number, got {value!r:.60}") from None
+
+    def flush(self, step: int) -> None:
+        """Write callbacks' numbers as a line of their own, if there are any."""
+        if self._logged:
+            self._write(step, {})
+
+    def forget_logged(self) -> None:
+        """Leave out callbacks' numbers that no line has yet."""
+        self._logged = {}
+
+    def write_histogram(self, step: int, name: str, values: Any) -> None:
+        if hasattr(values, "detach"):
+            values = values.detach().cpu().numpy()
+        array = np.asarray(values, np.float64).ravel()
+        array = array[np.isfinite(array)]
+        if self._loggers is not None and array.size:
+            self._loggers.histogram(step, name, array)
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        if self._loggers is not None:
+            self._loggers.text(step, name, text)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of training metrics."""
         self._write(step, metrics)
         if "episode_return" in metrics:
-            self.progress.note(episodes=f"return {short(metrics['episode_return'])}")
+            self.progress.note(episodes=f"return {short(metrics['episode_return'])}{_success(metrics, '')}")
+        self.progress.point(step, episodes=metrics.get("episode_return"))
         self.progress.log(step)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._write(step, metrics)
-        self.progress.note(evaluation=f"eval {short(metrics['eval_return_mean'])}")
+        self.progress.note(evaluation=f"eval {short(metrics['eval_return_mean'])}{_success(metrics, 'eval_')}")
+        self.progress.point(step, evaluation=metrics["eval_return_mean"])
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        logged, self._logged = self._logged, {}
+        for name in logged.keys() & metrics.keys() - self._warned:
+            self._warned.add(name)
+            warnings.warn(f"a callback logs {name!r}, which the run logs itself: the run's own is kept", stacklevel=2)
         if self._loggers is not None:
-            self._loggers.write(step, metrics)
+            self._loggers.write(step, {**logged, **metrics})
+
+
+def _success(metrics: Mapping[str, float], prefix: str) -> str:
+    rate = metrics.get(f"{prefix}success_rate")
+    return "" if rate is None else f", {rate:.0%} succeed"
