@@ -70,7 +70,8 @@ class Driver:
                     run.reporter.announce_start(context, run.engine.why, run.chosen)
                     if run.origin is not None:
                         run.announce(str(run.origin))
-                    run.callbacks.call("on_train_start", run.trainer_state())
+                    with run.reporter.line_of_its_own(run.step):
+                        run.callbacks.call("on_train_start", run.trainer_state())
                     self._iterate()
                     return self._conclude()
 
@@ -118,10 +119,8 @@ class Driver:
         self._stops.cancel(for_good=True)  # all is saved: callbacks and loggers may take their time
         metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
         result = TrainResult(self._context.run_dir, path, metrics)
-        if not (ended or self._at_total):  # the run goes on some time: what callbacks have logged is in the checkpoint
-            run.reporter.forget_logged()
-        run.callbacks.call("on_train_end", run.trainer_state(), result)
-        run.reporter.flush(run.step)
+        with run.reporter.line_of_its_own(run.step, write=ended or self._at_total):  # else the resumed run's end does
+            run.callbacks.call("on_train_end", run.trainer_state(), result)
         return result
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,14 @@ class Reporter:
         if self._logged:
             self._write(step, {})
 
-    def forget_logged(self) -> None:
-        """Leave out callbacks' numbers that no line has yet."""
-        self._logged = {}
+    @contextlib.contextmanager
+    def line_of_its_own(self, step: int, *, write: bool = True) -> Iterator[None]:
+        """Write the numbers that are logged within as a line, or drop them; those logged before wait for theirs."""
+        waiting, self._logged = self._logged, {}
+        yield
+        if write:
+            self.flush(step)
+        self._logged = waiting
 
     def write_histogram(self, step: int, name: str, values: Any) -> None:
         if hasattr(values, "detach"):
