@@ -16,7 +16,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 from rl_training.tracking.loggers import Logger
-from toys import Reaching, StopAt, rows_of, same_end
+from toys import Reaching, StopAt, assert_same, rows_of, same_end
 
 
 def train(config, *callbacks, **options):
@@ -33,12 +33,9 @@ def stopped_and_straight(config, make, at, **later):
     return straight, last
 
 
-class Hooks(Callback):
-    """Calls a function in one hook."""
-
-    def __init__(self, **hooks):
-        for name, function in hooks.items():
-            setattr(self, name, function)
+def Hooks(**hooks):
+    """A callback of these functions, by the names of their hooks."""
+    return type("Hooks", (Callback,), {name: staticmethod(function) for name, function in hooks.items()})()
 
 
 # ---- logging
@@ -208,7 +205,7 @@ class Halve(Callback):
     ],
 )
 def test_a_control_that_was_set_stays_in_force_and_survives_a_stop(tiny, algo, controls, options):
-    config = tiny(algo, log_interval=16, total_timesteps=128, **options)
+    config = tiny(algo, log_interval=16, eval_interval=0, total_timesteps=128, **options)
     straight, last = stopped_and_straight(config, lambda: [Halve(40, **controls)], 64)
     assert rows_of(last.run_dir) == rows_of(straight.run_dir)
     assert {
@@ -220,13 +217,7 @@ def test_a_control_that_was_set_stays_in_force_and_survives_a_stop(tiny, algo, c
         load_checkpoint(last.checkpoint_path).algorithm_state,
     )
     with pytest.raises(AssertionError):
-        assert_equal(*different)
-
-
-def assert_equal(a, b):
-    from toys import assert_same
-
-    assert_same(a, b)
+        assert_same(*different)
 
 
 def test_controls_have_the_values_in_force(tiny):
@@ -272,7 +263,7 @@ def test_a_checkpoint_whose_controls_do_not_fit_is_refused(tiny, tmp_path):
 
 def test_arguments_change_at_each_environments_next_episode():
     collector = Collector(EnvFactory("Reaching-v0", {}), 2, seed=0)
-    for t in range(20):
+    for t in range(18):
         collector.step(np.zeros(2, np.int64))
         if t == 1:
             collector.set_env_kwargs({"limit": 7})
@@ -337,23 +328,20 @@ STAGES = [Stage({}, steps=40), Stage({"limit": 3}, at_least=0.0, episodes=6), St
 
 
 @pytest.mark.parametrize(("algo", "num_envs"), [("ppo", 2), ("dqn", 1)])
-def test_a_curriculum_goes_through_its_stages_and_resumes_in_the_middle_of_one(tiny, algo, num_envs):
-    lengths = []
-
-    def make():
-        lengths.clear()
-        return [Curriculum(STAGES), Hooks(on_episode_end=lambda trainer, episode: lengths.append(episode.length))]
-
+def test_a_curriculum_resumes_in_the_middle_of_a_stage(tiny, algo, num_envs):
     config = tiny(algo, env_id="Reaching-v0", num_envs=num_envs, total_timesteps=192, log_interval=16)
-    straight, last = stopped_and_straight(config, make, 70)
+    straight, last = stopped_and_straight(config, lambda: [Curriculum(STAGES)], 50)
     rows = rows_of(straight.run_dir)
     assert rows_of(last.run_dir) == rows
-    assert [row["curriculum_stage"] for row in rows if "curriculum_stage" in row] == [0, 1, 2]
-    assert 3 in lengths or 2 in lengths
-    make()
-    train(config, Curriculum(STAGES), make()[1], run_suffix="counted")
-    assert sorted(lengths, reverse=True) == lengths and {*lengths} == {5, 3, 2}
-    assert lengths.count(3) in range(6, 6 + num_envs)
+    entered = [row["curriculum_stage"] for row in rows if "curriculum_stage" in row]
+    assert entered[0] == 0 and entered[-1] == 2
+
+
+def test_a_curriculum_goes_through_its_stages(tiny):
+    lengths = []
+    hooks = Hooks(on_episode_end=lambda trainer, episode: lengths.append(episode.length))
+    train(tiny("dqn", env_id="Reaching-v0", total_timesteps=100), Curriculum(STAGES), hooks)
+    assert lengths == [5] * 8 + [3] * 6 + [2] * 21
 
 
 def test_a_stage_goes_by_success_or_by_a_logged_number():
@@ -409,8 +397,8 @@ def test_learning_is_the_same_with_further_evaluations(tiny):
     plain = train(config, run_suffix="plain")
     watched = train(config, EvaluateOn({"own": Reaching}), run_suffix="watched")
     first, second = (load_checkpoint(run.checkpoint_path) for run in (plain, watched))
-    assert_equal(first.algorithm_state, second.algorithm_state)
-    assert_equal(first.buffer_state, second.buffer_state)
+    assert_same(first.algorithm_state, second.algorithm_state)
+    assert_same(first.buffer_state, second.buffer_state)
 
 
 def test_an_environment_that_does_not_suit_the_agent_is_refused_at_the_start(tiny):
@@ -445,7 +433,7 @@ def test_films_are_made_now_and_then(tiny):
 
 
 def test_a_run_that_cannot_be_filmed_says_so_at_the_start(tiny):
-    with pytest.raises(ValueError, match="Reaching-v0 cannot be filmed"):
+    with pytest.raises(ValueError, match=r"Reaching-v0.*render_mode"):
         train(tiny("ppo", env_id="Reaching-v0"), RecordVideo())
 
 
@@ -457,7 +445,7 @@ def test_histograms_of_weights_and_gradients_reach_loggers_that_show_them(tiny):
         def histogram(self, step, name, values):
             self.seen.setdefault(name, []).append((step, values.shape, float(np.abs(values).max())))
 
-    for algo, part in (("ppo", "model"), ("mbpo", "policy.")):
+    for algo in ("ppo", "mbpo"):
         kept = Kept()
         result = train(tiny(algo, total_timesteps=64), Histograms(every_updates=4), loggers=[kept])
         weights = [name for name in kept.seen if "weights/" in name]
@@ -466,7 +454,6 @@ def test_histograms_of_weights_and_gradients_reach_loggers_that_show_them(tiny):
         assert all(len(seen) == result.metrics["update_count"] // 4 for seen in kept.seen.values())
         assert all(np.isfinite(largest) and largest >= 0 for seen in kept.seen.values() for _, _, largest in seen)
         assert any(largest > 0 for name in gradients for _, _, largest in kept.seen[name])
-    assert part
 
 
 SCRIPT = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"

@@ -122,7 +122,7 @@ class ManagedAlgorithm:
             "deterministic": deterministic,
             "log_info": self.config.log_info,
         }
-        metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, **how)
+        metrics = evaluate(self.agent, factory, episodes=episodes, **how)
         return scored(metrics, self._references)
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:

@@ -100,8 +100,9 @@ class Reporter:
 
     def flush(self, step: int) -> None:
         """Write callbacks' numbers as a line of their own, if there are any."""
-        if self._logged:
-            self._write(step, {})
+        logged, self._logged = self._apart(self._logged, {}), {}
+        if logged and self._loggers is not None:
+            self._loggers.write(step, logged)
 
     @contextlib.contextmanager
     def line_of_its_own(self, step: int, *, write: bool = True) -> Iterator[None]:
@@ -139,11 +140,18 @@ class Reporter:
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         logged, self._logged = self._logged, {}
-        for name in logged.keys() & metrics.keys() - self._warned:
+        if logged:
+            metrics = {**self._apart(logged, metrics), **metrics}
+        if self._loggers is not None:
+            self._loggers.write(step, metrics)
+
+    def _apart(self, logged: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+        """Callbacks' numbers without those that have the name of one of the run's own, which are mentioned once."""
+        own = self.metrics(metrics).keys()
+        for name in sorted(logged.keys() & own - self._warned):
             self._warned.add(name)
             warnings.warn(f"a callback logs {name!r}, which the run logs itself: the run's own is kept", stacklevel=2)
-        if self._loggers is not None:
-            self._loggers.write(step, {**logged, **metrics})
+        return {name: value for name, value in logged.items() if name not in own}
 
 
 def _success(metrics: Mapping[str, float], prefix: str) -> str:
