@@ -12,7 +12,7 @@ import numpy as np
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
-from rl_training.experiment.runs import RunContext, dump_yaml
+from rl_training.experiment.runs import RunContext, dump_yaml, read_metadata, write_metadata
 from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
@@ -25,6 +25,7 @@ RESERVED = {
     *("step", "time", "global_step", "gradient_steps", "update_count", "epoch", "episodes", "episode_return"),
     *("episode_length", "success_rate", "lr_scale", "learning_rate"),
 }
+CURVES = ("success_rate", "eval_success_rate", "info/", "eval_info/")  # names begin so
 EVALUATIONS = ("eval_return_", "eval_length_", "eval_episodes", "eval_score", "eval_success_rate")  # names begin so
 
 
@@ -45,10 +46,13 @@ class Reporter:
         self._notes: dict[str, float] = {}
         self._logged: dict[str, float] = {}  # numbers of callbacks that no line has yet
         self._warned: set[str] = set()
+        self._context: RunContext | None = None
+        self._curves: set[str] = set()  # metrics beside returns that have curves of their own
 
     def open(self, context: RunContext, step: int, *, logged: int | None) -> None:
         """``logged``: the step up to which a resumed run keeps the lines that there are; None for a new run."""
-        config = self._config
+        config, self._context = self._config, context
+        self._curves = {name for name in read_metadata(context).get("curves") or [] if isinstance(name, str)}
         self._loggers = Loggers(context, config, logged, self._own_loggers)
         self.write_text(step, "config", f"```yaml\n{dump_yaml(config.plain())}```")
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
@@ -101,8 +105,8 @@ class Reporter:
     def flush(self, step: int) -> None:
         """Write callbacks' numbers as a line of their own, if there are any."""
         logged, self._logged = self._apart(self._logged, {}), {}
-        if logged and self._loggers is not None:
-            self._loggers.write(step, logged)
+        if logged:
+            self._to_loggers(step, logged, logged)
 
     @contextlib.contextmanager
     def line_of_its_own(self, step: int, *, write: bool = True) -> Iterator[None]:
@@ -142,6 +146,13 @@ class Reporter:
         logged, self._logged = self._logged, {}
         if logged:
             metrics = {**self._apart(logged, metrics), **metrics}
+        self._to_loggers(step, metrics, logged)
+
+    def _to_loggers(self, step: int, metrics: Mapping[str, float], logged: Mapping[str, float]) -> None:
+        names = {name for name in metrics if name in logged or name.startswith(CURVES)} - self._curves
+        if names and self._context is not None:  # reports draw them
+            self._curves |= names
+            write_metadata(self._context, {"curves": sorted(self._curves)})
         if self._loggers is not None:
             self._loggers.write(step, metrics)
 
