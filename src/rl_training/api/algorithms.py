@@ -13,6 +13,7 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec, get_
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Learner
+    from rl_training.api.curves import LearningCurve, Picture
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
     from rl_training.experiment.checkpointing import CheckpointState
@@ -124,6 +125,23 @@ class ManagedAlgorithm:
         }
         metrics = evaluate(self.agent, factory, episodes=episodes, **how)
         return scored(metrics, self._references)
+
+    def curve(self) -> LearningCurve:
+        """The returns of the agent's run so far: arrays of steps and values, of training episodes and evaluations."""
+        from rl_training.api.curves import learning_curve
+        from rl_training.experiment.runs import run_dir_of
+
+        run_dir = run_dir_of(self.checkpoint_path)
+        if run_dir is None:
+            raise ValueError(f"{self.checkpoint_path} lies in no run directory: there is no curve of it")
+        return learning_curve(run_dir / "metrics.jsonl")
+
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """The curve as a picture, which notebooks show; saved too if a path is given, which ends in .svg."""
+        picture = self.curve().plot(title=f"{self.config.algo} on {self.config.env_id}")
+        if path is not None:
+            picture.save(path)
+        return picture
 
     def predict(self, obs: Any, deterministic: bool = True) -> Any:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""

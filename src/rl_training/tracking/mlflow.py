@@ -25,18 +25,17 @@ ODD = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not take in name
 class MLflow:
     """A run in MLflow; a resumed run keeps its id. An error there is warned of once, and training goes on.
 
-    Where it is, MLflow's own variables say; without MLFLOW_TRACKING_URI, runs lie in MLflow's own default store.
+    Where it is, MLFLOW_TRACKING_URI or ``mlflow.set_tracking_uri`` says; without them, in the folder ``mlruns`` beside
+    the run directory.
     """
 
     def __init__(self, context: RunContext, config: TrainConfig) -> None:
         self._client: Any = None
         self._run = ""
         try:
-            from mlflow.tracking import MlflowClient
-
             from rl_training.experiment import runs  # brings torch, which reports do without
 
-            client = MlflowClient()
+            client = self._connected(context)
             known = runs.read_metadata(context).get("mlflow_id")
             if isinstance(known, str) and re.fullmatch(r"\w+", known) and self._again(client, known):
                 self._run = known
@@ -46,6 +45,15 @@ class MLflow:
             self._client = client
         except Exception as error:
             self._give_up(error)
+
+    @staticmethod
+    def _connected(context: RunContext) -> Any:
+        import mlflow
+
+        if mlflow.is_tracking_uri_set():
+            return mlflow.MlflowClient()
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files need no server and no database
+        return mlflow.MlflowClient(tracking_uri=(context.run_dir.resolve().parent / "mlruns").as_uri())
 
     @staticmethod
     def _again(client: Any, name: str) -> bool:
