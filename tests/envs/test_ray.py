@@ -180,8 +180,8 @@ def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster):
                 if t == 2:
                     collector.set_env_kwargs({"limit": 8, "scale": 10.0})
         here, there = collectors
-        assert [episode.length for episode in here.recent] == [5, 8] and there.metrics() == here.metrics()
-        assert [episode.env_kwargs for episode in there.recent] == [{}, {"limit": 8, "scale": 10.0}]
+        assert [episode.length for episode in there.recent] == [5, 8] and there.metrics() == here.metrics()
+        assert here.recent[-1].info["distance"] >= 10
         again = Collector(factory, 1, seed=0, log_info=["distance"], remote=True)
         collectors.append(again)
         again.load_state_dict(there.state_dict())

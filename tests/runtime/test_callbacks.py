@@ -262,12 +262,13 @@ def test_a_checkpoint_whose_controls_do_not_fit_is_refused(tiny, tmp_path):
 
 
 def test_arguments_change_at_each_environments_next_episode():
-    collector = Collector(EnvFactory("Reaching-v0", {}), 2, seed=0)
+    ended = []
+    collector = Collector(EnvFactory("Reaching-v0", {}), 2, seed=0, on_episode=ended.append)
     for t in range(18):
         collector.step(np.zeros(2, np.int64))
         if t == 1:
             collector.set_env_kwargs({"limit": 7})
-    assert [(episode.length, dict(episode.env_kwargs)) for episode in collector.recent] == [
+    assert [(episode.length, dict(episode.env_kwargs)) for episode in ended] == [
         (5, {}), (5, {}), (7, {"limit": 7}), (7, {"limit": 7}),
     ]  # fmt: skip
 

@@ -99,7 +99,7 @@ class Collector:
         self._infos: dict[int, Any] = {}  # and their last infos
         self._changed = False  # whether arguments of environments have been changed
         self.steps, self.episodes = 0, 0
-        self.recent: deque[Episode] = deque(maxlen=100)  # finished episodes
+        self.recent: deque[Episode] = deque(maxlen=100)  # returns, lengths and numbers of finished ones
         self._begin_all(range(num_envs))
 
     def set_env_kwargs(self, env_kwargs: Mapping[str, Any]) -> None:
@@ -245,10 +245,9 @@ class Collector:
             if not self.episodes and self._log_info:
                 self._warn_of_missing(info)
             self.episodes += 1
-            episode = Episode(self._returns[i], self._lengths[i], numbers, i, self._envs[i].env_kwargs)
-            self.recent.append(episode)
+            self.recent.append(Episode(self._returns[i], self._lengths[i], numbers))
             if self._on_episode is not None:
-                self._on_episode(episode)
+                self._on_episode(self.recent[-1]._replace(env_index=i, env_kwargs=self._envs[i].env_kwargs))
         self._begin_all(ended)
 
     def _warn_of_missing(self, info: Any) -> None:
