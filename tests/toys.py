@@ -270,3 +270,29 @@ def written_run(
         metrics.write(step, {"eval_return_mean": value, "eval_return_std": 0.0})
     metrics.close()
     return run
+
+
+class Reaching(gym.Env):
+    """Episodes of ``limit`` steps that say in their last info whether they succeeded (by a coin) and how far away they
+    ended (``scale`` times the episode's number); infos before the last say something else."""
+
+    def __init__(self, limit: int = 5, scale: float = 1.0, continuous: bool = False, width: float = 1.0) -> None:
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        box = gym.spaces.Box(-width, width, (1,), np.float32)
+        self.action_space = box if continuous else gym.spaces.Discrete(2)
+        self.limit, self.scale, self.t = limit, scale, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.lucky = 0, bool(self.np_random.integers(2))
+        self.distance = self.scale * float(self.np_random.uniform(1, 2))
+        return np.array([0, self.lucky], np.float32), {"is_success": True, "distance": -1.0}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t >= self.limit
+        info = {"is_success": over and self.lucky, "distance": self.distance if over else -1.0, "note": "text"}
+        return np.array([self.t, self.lucky], np.float32), float(np.sum(action)), False, over, info
+
+
+gym.register("Reaching-v0", entry_point=Reaching, max_episode_steps=100)

@@ -137,7 +137,7 @@ def test_what_the_cache_knows_is_not_read_again(tmp_path, monkeypatch, capsys):
     for group in first["env0"]["groups"]:
         assert all(len(group["views"][view]["x"]) <= 500 for view in ("evaluation", "training", "profile"))
     read = []
-    monkeypatch.setattr(records, "summarise_metrics", lambda path: read.append(path) or summarise_metrics(path))
+    monkeypatch.setattr(records, "summarise_metrics", lambda path, names: read.append(path) or summarise_metrics(path))
     out(capsys, "report", tmp_path / "runs", "-o", page)
     assert not read and data_of(page.read_text()) == first
     with open(next((tmp_path / "runs").glob("*seed2*")) / "metrics.jsonl", "a") as file:
@@ -306,3 +306,22 @@ def test_the_numbers_need_no_torch():
 
     code = "import sys, rl_training.analysis.report, rl_training.commands.results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent).returncode == 0
+
+
+def test_reports_draw_success_and_what_callbacks_log(tmp_path, capsys):
+    for seed in (1, 2):
+        run = written_run(tmp_path / "runs", seed=seed, episodes=[(50, 1.0)])
+        facts = json.loads((run / "metadata.json").read_text())
+        (run / "metadata.json").write_text(json.dumps({**facts, "curves": ["success_rate", "<mine>", "absent", 3]}))
+        with open(run / "metrics.jsonl", "a") as file:
+            for step in (60, 120):
+                numbers = {"episode_return": 1.0, "success_rate": step / 120, "<mine>": seed, "loss": 9.0}
+                file.write(json.dumps({"step": step, **numbers}) + "\n")
+    for _ in range(2):  # read, and then from the cache
+        out(capsys, "report", tmp_path / "runs", "-o", tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text()
+        views = data_of(page)["env0"]["groups"][0]["views"]
+        assert views["more:success_rate"]["x"][-1] == 120 and views["more:success_rate"]["y"][-1] == 1.0
+        assert views["more:<mine>"]["y"] == [1.5] * len(views["more:<mine>"]["x"])
+        assert "more:loss" not in views and "more:absent" not in views
+        assert 'value="more:success_rate"' in page and 'value="more:&lt;mine&gt;"' in page

@@ -107,7 +107,7 @@ def test_an_object_that_was_stepped_already_starts_anew_and_stays_as_it_is():
     collector.close()
     assert np.array_equal(env.unwrapped.state, state)
     assert env.step(0)[3] is False and len(collector.recent) >= 6
-    assert max(length for _, length in collector.recent) <= 9  # the five steps are not counted
+    assert max(episode.length for episode in collector.recent) <= 9  # the five steps are not counted
 
 
 def test_copies_are_independent_and_the_object_is_never_closed(tiny):

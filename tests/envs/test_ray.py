@@ -154,3 +154,38 @@ def test_an_address_where_no_cluster_is_gets_one_line(tiny, tmp_path, capsys):
         assert main([*words, address]) == 2
         shown = capsys.readouterr().err
         assert complaint in shown and len(shown.strip().splitlines()) == 1
+
+
+def test_numbers_of_the_last_info_come_from_actors_too(at_the_cluster):
+    factory, actions = EnvFactory(toys.Reaching, {}), np.zeros(2, np.int64)
+    here = Collector(factory, 2, seed=0, log_info=["distance"])
+    there = Collector(factory, 2, seed=0, log_info=["distance"], remote=True)
+    try:
+        for _ in range(12):
+            here.step(actions)
+            there.step(actions)
+        assert there.metrics() == here.metrics() and 1 <= here.metrics()["info/distance"] <= 2
+        assert "success_rate" in there.metrics()
+    finally:
+        there.close()
+
+
+def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster):
+    factory, actions = EnvFactory("toys:Reaching-v0", {}), np.zeros(1, np.int64)
+    collectors = [Collector(factory, 1, seed=0, log_info=["distance"], remote=remote) for remote in (False, True)]
+    try:
+        for collector in collectors:
+            for t in range(17):
+                collector.step(actions)
+                if t == 2:
+                    collector.set_env_kwargs({"limit": 8, "scale": 10.0})
+        here, there = collectors
+        assert [episode.length for episode in there.recent] == [5, 8] and there.metrics() == here.metrics()
+        assert here.recent[-1].info["distance"] >= 10
+        again = Collector(factory, 1, seed=0, log_info=["distance"], remote=True)
+        collectors.append(again)
+        again.load_state_dict(there.state_dict())
+        assert not again.lost.any() and (again.obs == here.obs).all()
+    finally:
+        for collector in collectors[1:]:
+            collector.close()

@@ -30,6 +30,13 @@ assert run.gradient_steps == int(steps) > 500 and float(score) >= 195 and run.st
 assert [line.split()[0] for line in said[:-1]] == [str(500 * (i + 1)) for i in range(len(said) - 1)]
 """,
     "bc.md-0": "assert 5 <= float(said[0]) <= 100",
+    "callbacks.md-0": "assert int(said[-1]) >= 10 and runs[0].config['algo'] == 'ppo'",
+    "callbacks.md-1": """
+rows = [json.loads(line) for line in next(Path('runs').glob('*/metrics.jsonl')).read_text().splitlines()]
+assert said[-1].startswith('ppo CartPole-v1: finished at step 8,') and [r['step'] for r in rows if 'eval_short_return_mean' in r]
+assert all(r['eval_short_return_mean'] <= 50 for r in rows if 'eval_short_return_mean' in r)
+assert [r['curriculum_stage'] for r in rows if 'curriculum_stage' in r] == [0, 1]
+""",
     "configuration.md-0": "assert said[-1] == str(second.run_dir) != str(first.run_dir) and len(runs) == 2",
     "cql.md-0": TORQUE,
     "dqn.md-0": RETURN,
@@ -92,7 +99,7 @@ for file in sorted(Path().glob('runs/*/metadata.json')):
         gradient_steps=state.trainer_state['gradient_steps'], config=state.config,
     ))
 said = out.getvalue().splitlines()
-exec(compile(given['promise'], 'promise', 'exec'), here | {'said': said, 'runs': runs, 'Path': Path})
+exec(compile(given['promise'], 'promise', 'exec'), here | {'said': said, 'runs': runs, 'Path': Path, 'json': json})
 """
 
 

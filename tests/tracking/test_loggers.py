@@ -6,8 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from rl_training import PPO, Logger
+from rl_training import PPO, Callback, Logger
 from rl_training.cli import main
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.workflows import resume_training
@@ -61,7 +62,7 @@ def test_a_run_writes_the_same_lines_as_csv_and_jsonl_resumed_or_not(tiny):
 def test_an_unknown_logger_is_an_error_that_names_the_choices(capsys):
     words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "loggers=[tensorbord]"]
     assert main(words) == 2
-    assert "loggers.0: should be 'tensorboard', 'csv' or 'wandb', got 'tensorbord'" in capsys.readouterr().err
+    assert "loggers.0: should be 'tensorboard', 'csv', 'wandb' or 'mlflow', got 'tensorbord'" in capsys.readouterr().err
 
 
 class Kept(Logger):
@@ -170,3 +171,129 @@ def test_a_run_resumed_within_a_second_waits_for_a_wandb_folder_of_its_own(tmp_p
     monkeypatch.setattr(wandb, "time", clock)
     wandb.WandB._wait_for_a_folder_of_its_own(tmp_path, "x")
     assert len(waited) == 2
+
+
+# ---- MLflow
+
+
+class Store:
+    """MLflow as far as the logger knows it; what it is told stays in ``runs``."""
+
+    def __init__(self, fails=()):
+        self.runs, self.fails, self.where = {}, set(fails), None
+        self.entities = SimpleNamespace(Metric=lambda name, value, time, step: (name, value, step))
+
+    def is_tracking_uri_set(self):
+        return False
+
+    def MlflowClient(self, tracking_uri=None):
+        self.where = tracking_uri
+        return self
+
+    def get_experiment_by_name(self, name):
+        self.may("get_experiment_by_name")
+        return SimpleNamespace(experiment_id=f"of {name}")
+
+    def create_run(self, experiment, run_name, tags):
+        run = {"experiment": experiment, "tags": tags, "params": {}, "metrics": [], "texts": {}, "status": "RUNNING"}
+        self.runs[f"run{len(self.runs)}"] = run
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"run{len(self.runs) - 1}"))
+
+    def update_run(self, run, status):
+        self.runs[run]["status"] = status
+
+    def log_param(self, run, name, value):
+        self.runs[run]["params"][name] = value
+
+    def log_batch(self, run, metrics):
+        self.may("log_batch")
+        self.runs[run]["metrics"] += metrics
+
+    def log_text(self, run, text, name):
+        self.runs[run]["texts"][name] = text
+
+    def set_terminated(self, run, status="FINISHED"):
+        self.runs[run]["status"] = status
+
+    def may(self, name):
+        if name in self.fails:
+            raise ConnectionError("no route to the server")
+
+
+@pytest.fixture
+def mlflow_store(monkeypatch):
+    def make(**options):
+        store = Store(**options)
+        monkeypatch.setitem(sys.modules, "mlflow", store)
+        monkeypatch.setitem(sys.modules, "mlflow.entities", store.entities)
+        monkeypatch.setattr("rl_training.tracking.loggers.find_spec", lambda name: True)
+        return store
+
+    return make
+
+
+def test_mlflow_gets_options_metrics_and_the_config_and_a_resumed_run_keeps_its_id(tiny, mlflow_store):
+    store = mlflow_store()
+    config = tiny("ppo", loggers=["mlflow"], mlflow_experiment="toys", tags=["first try"], log_interval=32)
+    first = get_algorithm_spec("ppo").train(config, callbacks=[StopAt(64)])
+    resume_training(first.run_dir)
+    (run,) = store.runs.values()
+    assert store.where == (first.run_dir.parent / "mlruns").as_uri()
+    assert run["experiment"] == "of toys" and run["status"] == "FINISHED" and run["tags"]["first try"] == "true"
+    assert run["params"]["algo"] == "ppo" and run["params"]["algo_kwargs.num_steps"] == "32"
+    assert "algo: ppo" in run["texts"]["config.md"]
+    lines = [json.loads(line) for line in (first.run_dir / "metrics.jsonl").read_text().splitlines()]
+    written = {(line["step"], name) for line in lines for name in line if name not in ("step", "time")}
+    assert written <= {(step, name) for name, _, step in run["metrics"]}
+
+
+@pytest.mark.parametrize("where", ["get_experiment_by_name", "log_batch"])
+def test_mlflow_out_of_reach_is_one_warning_and_no_more(tiny, mlflow_store, where):
+    mlflow_store(fails=[where])
+    with pytest.warns(UserWarning, match="nothing more goes to mlflow: no route to the server") as said:
+        result = get_algorithm_spec("ppo").train(tiny("ppo", loggers=["mlflow"]))
+    assert result.metrics["global_step"] == 128
+    assert len([warning for warning in said if "mlflow" in str(warning.message)]) == 1
+
+
+def test_mlflow_that_is_not_installed_is_an_error(tiny, monkeypatch):
+    monkeypatch.setattr("rl_training.tracking.loggers.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"loggers: mlflow is not installed: pip install 'rl_training\[mlflow\]'"):
+        get_algorithm_spec("ppo").train(tiny("ppo", loggers=["mlflow"]))
+
+
+def test_the_real_mlflow_keeps_what_it_is_given(tiny, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config = tiny("ppo", env_id="Reaching-v0", loggers=["mlflow"], log_info=["distance"], log_interval=32)
+    first = get_algorithm_spec("ppo").train(config, callbacks=[StopAt(64)])
+    resume_training(first.run_dir)
+    client = mlflow.MlflowClient(tracking_uri=(first.run_dir.parent / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("rl_training")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["env_id"] == "Reaching-v0"
+    history = client.get_metric_history(run.info.run_id, "info/distance")
+    assert [metric.step for metric in history] == [32, 64, 96, 128] and all(1 <= m.value <= 2 for m in history)
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.md"]
+
+
+# ---- TensorBoard's histograms and texts
+
+
+def test_tensorboard_reads_histograms_and_the_config(tiny):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    class Weights(Callback):
+        def on_train_end(self, trainer, result):
+            trainer.log_histogram("weights", torch.tensor([[1.0, 2.0], [2.0, float("nan")]]))
+            trainer.log_text("note", "**done**")
+
+    result = get_algorithm_spec("ppo").train(tiny("ppo"), callbacks=[Weights()])
+    events = accumulator.EventAccumulator(str(result.run_dir / "tensorboard")).Reload()
+    (histogram,) = events.Histograms("weights")
+    value = histogram.histogram_value
+    assert (histogram.step, value.min, value.max, value.num, value.sum, value.sum_squares) == (128, 1, 2, 3, 5, 9)
+    assert sum(value.bucket) == 3 and value.bucket[0] == 1 and value.bucket[-1] == 2
+    texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    assert "algo: ppo" in texts["config/text_summary"] and texts["note/text_summary"] == "**done**"
+    assert events.SummaryMetadata("config/text_summary").plugin_data.plugin_name == "text"

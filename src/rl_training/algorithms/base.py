@@ -137,6 +137,10 @@ class Learner(Stateful, metaclass=_AfterInit):
         """The optimizers whose learning rate a schedule changes."""
         return [part for part in vars(self).values() if isinstance(part, FlatOptimizer)]
 
+    def control(self, name: str) -> float:
+        """The value of a scheduled coefficient."""
+        return float(getattr(self, f"_{name}"))
+
     def set_control(self, name: str, value: float) -> None:
         """Set a scheduled coefficient; coefficients are tensors so that compiled updates see them."""
         current = getattr(self, f"_{name}")

@@ -44,8 +44,9 @@ __all__ = [
 ]
 
 CACHE = ".rl-training-curves.json"  # lies beside the run directories
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 MOST_POINTS = 500
+MOST_CURVES = 24  # of a run, beside its returns
 
 
 # most lines of a long file, in the form in which the package writes them: read without parsing the rest
@@ -72,6 +73,7 @@ class RunMetrics:
     score: float | None = None  # the last evaluation, normalised: a random policy has 0, an expert 100
     step: int = 0
     lines: int = 0
+    more: dict[str, Curve] = field(default_factory=dict)  # success, numbers of infos, and what callbacks log
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ class Cache:
             entry = self._known[folder.name]
             if entry["stamp"] == stamp:
                 return checked_config(entry["config"]), _cached_metrics(entry["metrics"])
-        config, metrics = read_run_config(folder / "config.yaml"), summarise_metrics(folder / "metrics.jsonl")
+        config, names = read_run_config(folder / "config.yaml"), curve_names(folder / "metadata.json")
+        metrics = summarise_metrics(folder / "metrics.jsonl", names)
         self._known[folder.name] = {"stamp": stamp, "config": config, "metrics": asdict(metrics)}
         self._changed = True
         return config, metrics
@@ -251,21 +254,28 @@ class Cache:
 def _cached_metrics(values: dict[str, Any]) -> RunMetrics:
     """The metrics that a cache holds; a cache can come from anybody, too."""
     curves = {name: Curve(*values[name]) for name in ("evaluations", "episodes")}
-    metrics = RunMetrics(**{**values, **curves})
+    more = {printable(name): Curve(*curve) for name, curve in dict(values["more"]).items()}
+    metrics = RunMetrics(**{**values, **curves, "more": more})
     known = [value for value in (metrics.final, metrics.score) if value is not None]
-    drawn = [value for curve in curves.values() for part in curve for value in part]
+    every = [*curves.values(), *more.values()]
+    drawn = [value for curve in every for part in curve for value in part]
     numbers = [*known, *drawn, metrics.step, metrics.lines]
-    if any(number(value) is None for value in numbers) or any(
-        len(x) != len(y) or x != sorted(x) for x, y in curves.values()
-    ):
+    if any(number(value) is None for value in numbers) or any(len(x) != len(y) or x != sorted(x) for x, y in every):
         raise ValueError("the cache holds something else than curves")
     return metrics
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the lines of metrics.jsonl; one that is cut short by a crash, or has no step, is skipped."""
+def curve_names(path: Path) -> list[str]:
+    """The metrics, beside returns, that a run says it has curves of."""
+    names = (read_run_metadata(path).get("curves") or []) if path.exists() else []
+    return [name for name in dict.fromkeys(names) if isinstance(name, str) and len(name) <= 100][:MOST_CURVES]
+
+
+def read_metrics(path: Path, *, whole: bool = False) -> Iterator[dict[str, Any]]:
+    """Iterate over the lines of metrics.jsonl; one that is cut short by a crash, or has no step, is skipped. Unless
+    ``whole``, lines of training have their return alone, which takes a fraction of the time."""
     for line in metric_lines(path):
-        plain = TRAINING(line)
+        plain = None if whole else TRAINING(line)
         try:
             if plain and line.endswith(b"}\n") and b'"eval_' not in line:
                 yield {"step": int(plain[1]), "episode_return": float(plain[2])}
@@ -278,12 +288,13 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def summarise_metrics(path: Path) -> RunMetrics:
-    """Read the curves and the last evaluation of a metrics file in one pass."""
+def summarise_metrics(path: Path, names: Iterable[str] = ()) -> RunMetrics:
+    """Read the curves and the last evaluation of a metrics file in one pass, with further curves of these names."""
+    more = {name: (array("d"), array("d")) for name in names}
     evaluations, episodes = (array("d"), array("d")), (array("d"), array("d"))
     final = score = None
     step = lines = 0
-    for row in read_metrics(path):
+    for row in read_metrics(path, whole=bool(more)):
         step, lines = int(row["step"]), lines + 1
         value = number(row.get("eval_return_mean"))
         if value is not None:
@@ -294,7 +305,13 @@ def summarise_metrics(path: Path) -> RunMetrics:
         if value is not None:
             episodes[0].append(step)
             episodes[1].append(value)
-    return RunMetrics(thinned(*evaluations), thinned(*episodes), final, score, step, lines)
+        for name, (steps, values) in more.items():
+            value = number(row.get(name))
+            if value is not None:
+                steps.append(step)
+                values.append(value)
+    further = {name: thinned(*curve) for name, curve in more.items() if curve[0]}
+    return RunMetrics(thinned(*evaluations), thinned(*episodes), final, score, step, lines, further)
 
 
 def thinned(steps: Any, values: Any, most: int = MOST_POINTS) -> Curve:

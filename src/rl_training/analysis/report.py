@@ -111,6 +111,7 @@ def build_page(
             *((number, state) for state, number in states.most_common()),
         ],
         "environments": environments,
+        "more": list(dict.fromkeys(name for run in runs for name in run.metrics.more)),
         "across": _across(runs),
         "tables": list(tables),
         "runs": [_run_row(run, names[run.path]) for run in runs],
@@ -217,14 +218,17 @@ def _bar(interval: Interval, low: float, high: float) -> dict[str, float]:
 
 
 def _views(group: Group, taus: np.ndarray) -> dict[str, Any]:
-    """The curves of one group: evaluations, training episodes, performance profile."""
+    """The curves of one group: evaluations, training episodes, performance profile, and whatever else its runs have."""
     evaluations, left_out = _over_seeds([run.metrics.evaluations for run in group.runs])
     training, _ = _over_seeds([run.metrics.episodes for run in group.runs])
     profile = None
     if group.scores:
         above = stratified_bootstrap(lambda scores: performance_profile(scores, taus), group.scores, resamples=500)
         profile = _series(taus, above.value, above.low, above.high)
-    return {"evaluation": evaluations, "training": training, "profile": profile, "left_out": left_out}
+    names = dict.fromkeys(name for run in group.runs for name in run.metrics.more)
+    curves = {name: [run.metrics.more[name] for run in group.runs if name in run.metrics.more] for name in names}
+    more = {f"more:{name}": _over_seeds(found)[0] for name, found in curves.items()}
+    return {"evaluation": evaluations, "training": training, "profile": profile, "left_out": left_out, **more}
 
 
 def _over_seeds(curves: list[Curve]) -> tuple[dict[str, Any] | None, int]:

@@ -60,7 +60,7 @@ def read_run_metadata(path: Path) -> dict[str, Any]:
     """Read metadata.json; whatever a table or a page shows of it has the right type."""
     facts = _plain(read_json_object(path, MOST_CONFIG_BYTES), "metadata.json")
     kinds = {"status": str, "stop_kind": str, "stop_reason": str, "started": str, "command": list}
-    _require(facts, "metadata.json", {**kinds, "git": dict, "versions": dict, "hardware": dict})
+    _require(facts, "metadata.json", {**kinds, "git": dict, "versions": dict, "hardware": dict, "curves": list})
     _require(facts.get("git") or {}, "metadata.json: git", {"commit": str})
     for name, high in (("step", MOST_STEPS), ("seconds", 1e12)):
         if facts.get(name) is not None and number(facts[name], 0, high) is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # of the standard library from Python 3.11 on
 
     from rl_training.algorithms.base import Learner
+    from rl_training.api.curves import LearningCurve, Picture
     from rl_training.envs.factory import EnvSource
     from rl_training.envs.spaces import Spaces
     from rl_training.experiment.checkpointing import CheckpointState
@@ -125,9 +126,30 @@ class ManagedAlgorithm:
 
         factory = EnvFactory(self._env if self._env is not None else self.config.env_id, self.config.env_kwargs)
         episodes = num_episodes if num_episodes is not None else self.config.eval_episodes
-        seed = self.config.seed
-        metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, seed=seed)
+        how: dict[str, Any] = {
+            "seed": self.config.seed,
+            "deterministic": deterministic,
+            "log_info": self.config.log_info,
+        }
+        metrics = evaluate(self.agent, factory, episodes=episodes, **how)
         return scored(metrics, self._references)
+
+    def curve(self) -> LearningCurve:
+        """The returns of the agent's run so far: arrays of steps and values, of training episodes and evaluations."""
+        from rl_training.api.curves import learning_curve
+        from rl_training.experiment.runs import run_dir_of
+
+        run_dir = run_dir_of(self.checkpoint_path)
+        if run_dir is None:
+            raise ValueError(f"{self.checkpoint_path} lies in no run directory: there is no curve of it")
+        return learning_curve(run_dir / "metrics.jsonl")
+
+    def plot(self, path: str | Path | None = None) -> Picture:
+        """The curve as a picture, which notebooks show; saved too if a path is given, which ends in .svg."""
+        picture = self.curve().plot(title=f"{self.config.algo} on {self.config.env_id}")
+        if path is not None:
+            picture.save(path)
+        return picture
 
     def predict(self, obs: Observation, deterministic: bool = True) -> int | np.ndarray:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""

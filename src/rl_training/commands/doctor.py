@@ -54,6 +54,7 @@ TOOLS = (
     ("mp4 videos", "imageio_ffmpeg", "video"),
     ("ONNX export", "onnxruntime", "export"),
     ("Weights & Biases", "wandb", "wandb"),
+    ("MLflow", "mlflow", "mlflow"),
 )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -14,10 +15,12 @@ import torch
 from rl_training.base.errors import raised
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
+from rl_training.envs.endings import Episode, last_numbers, mean_numbers
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
+from rl_training.envs.options import EnvOptions
 from rl_training.envs.remote import RemoteEnv
-from rl_training.envs.replay import replayable
+from rl_training.envs.replay import changed_arguments, replayable
 from rl_training.envs.spaces import Spaces
 
 __all__ = ["Collector", "Step"]
@@ -43,7 +46,8 @@ class Collector:
 
     ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards
     pass that are not finite, for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by
-    default as in ``env_kwargs.wrappers.reward``; returns are reported without it.
+    default as in ``env_kwargs.wrappers.reward``; returns are reported without it. ``log_info`` names the numbers of an
+    episode's last info that are averaged, beside its success; ``on_episode`` is told of every episode that ends.
     """
 
     def __init__(
@@ -55,15 +59,20 @@ class Collector:
         check_rewards: bool = True,
         rewards: Callable[[Any], Any] | None = None,
         remote: bool = False,
+        log_info: Sequence[str] = (),
+        on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
-        self._remote = remote
+        self._remote, self._log_info, self._on_episode = remote, log_info, on_episode
         self._envs: list[Any]
         if remote:
-            self._envs = [RemoteEnv(factory, seed=seed, index=i) for i in range(num_envs)]
+            self._envs = [RemoteEnv(factory, seed=seed, index=i, info=log_info) for i in range(num_envs)]
             first = factory.make(training=True)
             first.close()
         else:
-            self._envs = [replayable(factory.make(training=True), seed=seed, index=i) for i in range(num_envs)]
+            make = factory.make_changed
+            self._envs = [
+                replayable(factory.make(training=True), seed=seed, index=i, make=make) for i in range(num_envs)
+            ]
             first = self._envs[0].env
         self.spaces = Spaces.of(first)
         if not has_time_limit(first):
@@ -72,6 +81,7 @@ class Collector:
                 "set env_kwargs.max_episode_steps",
                 stacklevel=2,
             )
+        self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
         self._box = self.spaces.action_kind == "box"
@@ -86,11 +96,44 @@ class Collector:
         self._at: int | None = None  # the environment that was called last
         self._taken: Any = None  # the actions that are being taken
         self._ended: list[int] = []  # the environments whose episode ended at the last step
+        self._infos: dict[int, Any] = {}  # and their last infos
+        self._changed = False  # whether arguments of environments have been changed
         self.steps, self.episodes = 0, 0
-        self.recent: deque[tuple[float, int]] = deque(maxlen=100)  # (return, length) of finished episodes
+        self.recent: deque[Episode] = deque(maxlen=100)  # returns, lengths and numbers of finished ones
         self._begin_all(range(num_envs))
 
+    def set_env_kwargs(self, env_kwargs: Mapping[str, Any]) -> None:
+        """Make each environment with these arguments too, from its next episode on. Refused where nothing can be made
+        with them, or where observations or actions would be others."""
+        wanted = dict(env_kwargs)
+        ours = sorted(set(wanted) & set(EnvOptions.model_fields) - {"max_episode_steps"})
+        if ours:
+            raise ValueError(f"env_kwargs.{ours[0]} cannot be changed while a run goes on")
+        if self._factory.name.startswith("ALE/"):
+            raise ValueError("the arguments of an Atari environment cannot be changed while a run goes on")
+        try:
+            if json.loads(json.dumps(wanted)) != wanted:
+                raise ValueError
+        except (TypeError, ValueError):
+            text = "numbers, texts, lists and mappings of them, which a checkpoint can keep"
+            raise ValueError(f"env_kwargs can be changed to {text}, not to {wanted!r:.80}") from None
+        env = self._factory.make_changed(wanted)
+        try:
+            spaces = Spaces.of(env)
+        finally:
+            env.close()
+        if not spaces.matches(self.spaces):
+            was, now = self.spaces.describe(), spaces.describe()
+            other = f"{now} instead of {was}" if was != now else "other bounds of its actions"
+            raise ValueError(f"with {wanted}, {self._name} has {other}, and the agent cannot go on")
+        self.env_kwargs, self._changed = wanted, True
+
     def _begin_all(self, which: Iterable[int]) -> None:
+        if self._changed:
+            when = f"on a change of its arguments, step {self.steps}"
+            for i in which:
+                self._at = i
+                attempt(self._who(i), when, self._envs[i].change, self.env_kwargs)
         if self._remote:
             for i in which:
                 self._envs[i].send()
@@ -145,7 +188,7 @@ class Collector:
                 slot.send(action)
         encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
         for i, action in enumerate(env_actions):
-            obs, reward, terminated, truncated = self._step_one(i, action)
+            obs, reward, terminated, truncated, info = self._step_one(i, action)
             try:
                 next_rows[i] = obs_rows[i] = obs if encode is None else encode(obs)
             except (TypeError, ValueError):  # of the right shape, and no numbers
@@ -157,6 +200,7 @@ class Collector:
             if terminated or truncated:
                 self._terminated[i], self._truncated[i] = terminated, truncated and not terminated
                 ended.append(i)
+                self._infos[i] = info
         self._taken = None
         if self._check_obs and next_rows.ravel().dot(self._zeros.ravel()) != 0:
             for i, row in enumerate(next_rows):
@@ -167,8 +211,8 @@ class Collector:
             self._end_episodes(ended)
         return Step(self._previous, self._next, self._transform(rewards), self._terminated, self._truncated)
 
-    def _step_one(self, i: int, action: Any) -> tuple[Any, float, Any, Any]:
-        """Step environment ``i``: observation, reward, terminated, truncated. A usual result passes with few
+    def _step_one(self, i: int, action: Any) -> tuple[Any, float, Any, Any, Any]:
+        """Step environment ``i``: observation, reward, terminated, truncated, info. A usual result passes with few
         comparisons, any other goes through all checks."""
         slot, self._at = self._envs[i], i
         try:  # not by attempt(): this is the hot path
@@ -177,7 +221,7 @@ class Collector:
             raise failure(self._who(i), error, f"at step {self.steps}") from error
         slot.actions.append(action)
         try:
-            obs, reward, terminated, truncated, _ = result
+            obs, reward, terminated, truncated, info = result
             reward = float(reward)
             usual = obs.shape == self._shape and (
                 terminated is truncated is False
@@ -188,24 +232,40 @@ class Collector:
         if not usual or (not self._check_obs and obs.dtype != np.uint8):
             when = f"at step {self.steps}"
             obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
+            info = result[4]
         if not isfinite(reward) and self._check_rewards:
             raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
-        return obs, reward, terminated, truncated
+        return obs, reward, terminated, truncated, info
 
     def _end_episodes(self, ended: list[int]) -> None:
         """Report the returns of the environments ``ended``, and begin their next episodes."""
         for i in ended:
-            self.recent.append((self._returns[i], self._lengths[i]))
-        self.episodes += len(ended)
+            info, self._at = self._infos.pop(i), i
+            numbers = attempt(self._who(i), f"at step {self.steps}", last_numbers, info, self._log_info)
+            if not self.episodes and self._log_info:
+                self._warn_of_missing(info)
+            self.episodes += 1
+            self.recent.append(Episode(self._returns[i], self._lengths[i], numbers))
+            if self._on_episode is not None:
+                self._on_episode(self.recent[-1]._replace(env_index=i, env_kwargs=self._envs[i].env_kwargs))
         self._begin_all(ended)
+
+    def _warn_of_missing(self, info: Any) -> None:
+        missing = [name for name in self._log_info if name not in info]
+        if missing:
+            there = "" if self._remote else f"; it has {', '.join(sorted(map(str, info))) or 'no entries'}"
+            warnings.warn(
+                f"log_info: the first episode of {self._name} ended without {', '.join(missing)} in its info{there}",
+                stacklevel=2,
+            )
 
     def metrics(self) -> dict[str, float]:
         """Means over the last hundred finished episodes, in the environment's own rewards."""
         if not self.recent:
             return {"episodes": float(self.episodes)}
-        returns, lengths = zip(*self.recent)
+        returns, lengths = zip(*(episode[:2] for episode in self.recent))
         means = {"episode_return": float(np.mean(returns)), "episode_length": float(np.mean(lengths))}
-        return {**means, "episodes": float(self.episodes)}
+        return {**means, **mean_numbers(self.recent, self._log_info), "episodes": float(self.episodes)}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -213,22 +273,25 @@ class Collector:
             "obs": torch.from_numpy(self.obs.copy()),
             "steps": self.steps,
             "episodes": self.episodes,
-            "recent": [list(pair) for pair in self.recent],
+            "recent": [episode.saved() for episode in self.recent],
+            **({"env_kwargs": self.env_kwargs} if self.env_kwargs else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Rebuild every environment. Those that could not be, and began anew, are 1 in ``lost`` (N,); ``lost_at`` are
         the saved observations."""
-        saved = Saved(state, ("envs", "obs", "steps", "episodes", "recent"))
-        envs, recent = saved.items("envs"), [_episode(pair) for pair in saved.items("recent")]
+        saved = Saved(state, ("envs", "obs", "steps", "episodes", "recent"), ("env_kwargs",))
+        envs, recent = saved.items("envs"), [Episode.restored(one) for one in saved.items("recent")]
         if len(envs) != len(self._envs):
             raise StateError(f"the run has {len(envs)} environments, not {len(self._envs)}: num_envs cannot change")
         self.lost_at = saved.array("obs", self.obs.dtype, self.obs.shape)
         self.steps, self.episodes = saved.count("steps"), saved.count("episodes")
         self.recent = deque(recent, maxlen=100)
+        self.env_kwargs = changed_arguments(saved)
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             with within(f"envs.{i}"):
                 slot.load_state_dict(one)
+        self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
         self.lost = np.zeros(len(self._envs), np.float32)
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             try:
@@ -248,11 +311,3 @@ class Collector:
     def close(self) -> None:
         for slot in self._envs:
             slot.env.close()
-
-
-def _episode(pair: Any) -> tuple[float, int]:
-    """A finished episode's return and length, as they are saved."""
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise StateError("holds what is not a return and a length", "recent")
-    saved = Saved({"return": pair[0], "length": pair[1]}, ("return", "length"))
-    return saved.number("return", finite=False), saved.count("length")

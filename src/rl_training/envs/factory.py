@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -66,6 +66,11 @@ class EnvFactory:
         """A new environment with all wrappers."""
         env = self._make(training)
         return env if self.watchdog is None else self.watchdog.wrap(env, training=training)
+
+    def make_changed(self, env_kwargs: dict[str, Any]) -> gym.Env:
+        """A new training environment in which some arguments differ."""
+        own = {**self.env_kwargs.get("training", {}), **env_kwargs}
+        return replace(self, env_kwargs={**self.env_kwargs, "training": own}).make(training=True)
 
     def _make(self, training: bool) -> gym.Env:
         options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)

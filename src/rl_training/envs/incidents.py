@@ -27,4 +27,5 @@ def incident(history: History, *, training: bool, index: int = 0) -> dict[str, A
         "actions": [np.asarray(action).tolist() for action in kept],
         "actions_left_out": left_out,
         "exact": bool(history["exact"]) and not left_out,
+        **({"env_kwargs_changed": history["env_kwargs"]} if history.get("env_kwargs") else {}),
     }

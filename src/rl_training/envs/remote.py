@@ -10,10 +10,12 @@ import gymnasium as gym
 
 from rl_training.base.errors import reason
 from rl_training.base.modules import directories_added, look_in
+from rl_training.base.saved import Saved
 from rl_training.envs.checks import EnvironmentFailure
+from rl_training.envs.endings import only
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.incidents import History
-from rl_training.envs.replay import episode_seed, replayable
+from rl_training.envs.replay import changed_arguments, episode_seed, replayable
 
 __all__ = ["RemoteEnv", "connect"]
 
@@ -56,18 +58,26 @@ def _reachable(address: str) -> None:
 class _Host:
     """The actor's side: one environment, stepped on request."""
 
-    def __init__(self, factory: EnvFactory, seed: int, index: int, modules: Sequence[str] = ()) -> None:
+    def __init__(
+        self, factory: EnvFactory, seed: int, index: int, info: Sequence[str], modules: Sequence[str] = ()
+    ) -> None:
         look_in(modules)
-        self._slot = replayable(factory.make(training=True), seed=seed, index=index)
+        self._info = info  # the entries of infos that are read, beside success
+        make = factory.make_changed
+        self._slot = replayable(factory.make(training=True), seed=seed, index=index, make=make)
 
     def begin(self) -> Any:
         return self._slot.begin()
+
+    def change(self, env_kwargs: dict[str, Any]) -> None:
+        self._slot.change(env_kwargs)
 
     def step(self, action: Any) -> Any:
         result = self._slot.step(action)
         self._slot.actions.append(action)
         whole = isinstance(result, tuple) and len(result) == 5
-        return (*result[:4], {}) if whole else result  # info stays here; what is wrong is for the collector to refuse
+        # the rest of info stays here; what is wrong is for the collector to refuse
+        return (*result[:4], only(result[4], self._info)) if whole else result
 
     def state_dict(self) -> dict[str, Any]:
         return self._slot.state_dict()
@@ -83,20 +93,27 @@ class _Host:
 class RemoteEnv:
     """As a ReplayableEnv, but ``send`` starts a step or an episode that ``step`` or ``begin`` then waits for."""
 
-    def __init__(self, factory: EnvFactory, *, seed: int, index: int) -> None:
+    def __init__(self, factory: EnvFactory, *, seed: int, index: int, info: Sequence[str] = ()) -> None:
+        """``info``: entries of infos that are sent back, beside those that report success."""
         if isinstance(factory.source, gym.Env):
             raise ValueError(f"{factory.name} was given as an object; for Ray's workers, pass a function that makes it")
         self._limit = None if factory.watchdog is None else factory.watchdog.seconds
         factory = replace(factory, watchdog=None)
         self._ray = connect()
         actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
-        self._host = actor.remote(factory, seed, index, directories_added())
+        self._host = actor.remote(factory, seed, index, tuple(info), directories_added())
         self._pending: Any = None
         self.env = self  # what is closed
         self._key, self._episode = (seed, index), -1
         self._started = False  # the first answer takes as long as a worker takes to start
         self._seeded = not factory.name.startswith("ALE/")  # whose games begin with a seed only once
+        self.env_kwargs: dict[str, Any] = {}  # arguments that were changed before this episode
         self.actions: list[Any] = []  # of the episode, for reports; those that are saved are the host's
+
+    def change(self, env_kwargs: dict[str, Any]) -> None:
+        if env_kwargs != self.env_kwargs:
+            self._got(self._host.change.remote(env_kwargs))
+            self.env_kwargs = dict(env_kwargs)
 
     def send(self, action: Any = None) -> None:
         if action is None:
@@ -122,6 +139,7 @@ class RemoteEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._episode, actions = state["episode"], state["actions"]
+        self.env_kwargs = changed_arguments(Saved(state, (), state))
         self.actions = [] if actions is None else list(actions.numpy())
         self._pending = self._host.rebuild.remote(state)
 

@@ -8,6 +8,7 @@ environment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,12 +16,16 @@ import numpy as np
 import torch
 
 from rl_training.base.saved import Saved, StateError, within
+from rl_training.base.trust import require_trusted
 from rl_training.envs.checks import first_observation
 from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.incidents import History
 from rl_training.envs.wrappers import layers
 
-__all__ = ["ReplayableAtari", "ReplayableEnv", "episode_seed", "replayable"]
+__all__ = ["Make", "ReplayableAtari", "ReplayableEnv", "changed_arguments", "episode_seed", "replayable"]
+
+
+Make = Callable[[dict[str, Any]], gym.Env]
 
 
 def episode_seed(*key: int) -> int:
@@ -33,11 +38,22 @@ class ReplayableEnv:
 
     PARTS: ClassVar[tuple[str, ...]] = ("episode", "actions")  # of its state
 
-    def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
+    def __init__(self, env: gym.Env, *, seed: int, index: int, make: Make | None = None) -> None:
+        """``make``: the same environment with other arguments."""
         self.env, self.step = env, env.step
-        self._key = (seed, index)
+        self._key, self._make = (seed, index), make
         self.episode = -1
         self.actions: list[Any] = []
+        self.env_kwargs: dict[str, Any] = {}  # arguments that were changed before this episode
+
+    def change(self, env_kwargs: dict[str, Any]) -> None:
+        """Make the environment anew with these arguments; before an episode begins."""
+        if env_kwargs != self.env_kwargs:
+            if self._make is None:
+                raise ValueError("this environment cannot be made again with other arguments")
+            env = self._make(env_kwargs)
+            self.env.close()
+            self.env, self.step, self.env_kwargs = env, env.step, dict(env_kwargs)
 
     def begin(self) -> Any:
         """Start the next episode; returns its first observation."""
@@ -51,16 +67,19 @@ class ReplayableEnv:
     def history(self) -> History:
         """What leads to where the episode is: its seed, and the actions so far."""
         seed = episode_seed(*self._key, self.episode)
-        return {"episode": self.episode, "seed": seed, "actions": list(self.actions), "exact": True}
+        changed = {"env_kwargs": self.env_kwargs} if self.env_kwargs else {}
+        return {"episode": self.episode, "seed": seed, "actions": list(self.actions), "exact": True, **changed}
 
     def state_dict(self) -> dict[str, Any]:
         actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
-        return {"episode": self.episode, "actions": actions}
+        changed = {"env_kwargs": self.env_kwargs} if self.env_kwargs else {}
+        return {"episode": self.episode, "actions": actions, **changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to the start of the saved episode; ``replay`` goes on from there."""
-        saved = Saved(state, self.PARTS)
+        saved = Saved(state, self.PARTS, ("env_kwargs",))
         episode = saved.count("episode")
+        self.change(changed_arguments(saved))
         if saved["actions"] is not None:
             require_actions(saved["actions"], self.env.action_space)
         self.episode, self.actions = episode, []
@@ -90,11 +109,15 @@ class ReplayableAtari(ReplayableEnv):
 
     PARTS = ("episode", "actions", "before", "earlier")
 
-    def __init__(self, env: gym.Env, *, seed: int, index: int) -> None:
-        super().__init__(env, seed=seed, index=index)
+    def __init__(self, env: gym.Env, *, seed: int, index: int, make: Make | None = None) -> None:
+        super().__init__(env, seed=seed, index=index, make=make)
         self._base: Any = env.unwrapped
         self._before: dict[str, Any] | None = None  # None: the first game, which is seeded
         self._earlier: list[list[Any]] = []  # actions of the game's finished episodes
+
+    def change(self, env_kwargs: dict[str, Any]) -> None:
+        if env_kwargs != self.env_kwargs:  # the emulator's state, from which games are replayed, is that of one game
+            raise ValueError("the arguments of an Atari environment cannot be changed while a run goes on")
 
     def _same_game(self) -> bool:
         return any(getattr(layer, "reset_continues", False) for layer in layers(self.env))
@@ -125,7 +148,7 @@ class ReplayableAtari(ReplayableEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        saved = Saved(state, self.PARTS)
+        saved = Saved(state, self.PARTS, ("env_kwargs",))
         earlier = saved.items("earlier")
         for actions in earlier:
             require_actions(actions, self.env.action_space)
@@ -139,6 +162,17 @@ class ReplayableAtari(ReplayableEnv):
                 self.env.reset()
             for action in actions:
                 self.step(action)
+
+
+def changed_arguments(saved: Saved) -> dict[str, Any]:
+    """The arguments of an environment that a state says were changed."""
+    if "env_kwargs" not in saved:
+        return {}
+    changed = saved["env_kwargs"]
+    if not isinstance(changed, dict):
+        raise StateError("is no mapping", "env_kwargs")
+    require_trusted("the checkpoint", "", changed)
+    return dict(changed)
 
 
 def require_actions(actions: Any, space: gym.Space[Any]) -> None:
@@ -156,7 +190,7 @@ def require_actions(actions: Any, space: gym.Space[Any]) -> None:
         raise StateError("holds what is not an action of the environment", "actions")
 
 
-def replayable(env: gym.Env, *, seed: int, index: int) -> ReplayableEnv:
-    """The replayable form of any environment."""
+def replayable(env: gym.Env, *, seed: int, index: int, make: Make | None = None) -> ReplayableEnv:
+    """The replayable form of any environment; ``make``: the same one with other arguments."""
     atari = hasattr(env.unwrapped, "ale") and hasattr(env.unwrapped, "clone_state")
-    return (ReplayableAtari if atari else ReplayableEnv)(env, seed=seed, index=index)
+    return (ReplayableAtari if atari else ReplayableEnv)(env, seed=seed, index=index, make=make)

@@ -109,6 +109,11 @@ class Spaces:
     def action_dim(self) -> int:
         return self.action_shape[0]
 
+    def matches(self, other: Spaces) -> bool:
+        """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
+        names = [name for name in type(self).__dataclass_fields__ if name != "raw"]
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     def describe(self) -> str:
         actions = {
             "discrete": f"Discrete({self.choices[0] if self.choices else 0})",

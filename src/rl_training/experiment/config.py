@@ -11,7 +11,7 @@ from rl_training.base.options import Options, Strings, opt
 
 __all__ = ["TrainConfig"]
 
-LoggerNames = Annotated[tuple[Literal["tensorboard", "csv", "wandb"], ...], Strict(False)]
+LoggerNames = Annotated[tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...], Strict(False)]
 
 THREAD_LIMIT = 1_024
 
@@ -46,8 +46,12 @@ class TrainConfig(Options):
     record_video: int = opt(
         0, "episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none", ge=0
     )
-    loggers: LoggerNames = opt(("tensorboard",), "tensorboard, csv, wandb: where metrics go, beside metrics.jsonl")
+    loggers: LoggerNames = opt(
+        ("tensorboard",), "tensorboard, csv, wandb, mlflow: where metrics go, beside metrics.jsonl"
+    )
     wandb_project: str | None = opt(None, "project in Weights & Biases; null: WANDB_PROJECT, or rl_training")
+    mlflow_experiment: str | None = opt(None, "experiment in MLflow; null: MLFLOW_EXPERIMENT_NAME, or rl_training")
+    log_info: Strings = opt((), "numbers of an episode's last info to log as info/NAME, beside the rate of success")
     tags: Strings = opt((), "free labels, kept with the run")
     compile: bool | Literal["safe", "auto"] = opt(
         "auto",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import UpdateResult
+    from rl_training.base.batches import Tensors
+    from rl_training.envs.endings import Episode
     from rl_training.runtime.collector import CollectResult
     from rl_training.runtime.trainer import TrainerState, TrainResult
 
@@ -18,13 +20,22 @@ class Callback:
 
     def on_train_start(self, trainer: TrainerState) -> None: ...
 
+    def on_episode_end(self, trainer: TrainerState, episode: Episode) -> None:
+        """A training episode has ended: ``episode_return``, ``length``, ``success``, ``info``, ``env_index``."""
+
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None: ...
+
+    def on_batch(self, trainer: TrainerState, batch: Tensors) -> None:
+        """The learner's next update is made from this batch. Its tensors are reused: copy what must last."""
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None: ...
 
     def on_eval_end(self, trainer: TrainerState, metrics: Mapping[str, float]) -> None: ...
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None: ...
+
+    def on_train_failure(self, trainer: TrainerState, error: Exception) -> None:
+        """Training ends by an exception, which is raised when this returns."""
 
 
 class CallbackList:

@@ -90,7 +90,7 @@ class DreamerLoop(OffPolicyLoop):
                     return
                 alone = agent.update_world_model if k < world else agent.update_actor_critic
                 update = agent.update if k < min(world, behaviour) else alone
-                run.record_update(update(self.draw(), global_step=run.step))
+                run.update(agent, self.draw(), update)
             run.end_epoch()
 
     def metrics(self) -> dict[str, float]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from signal import Signals
 
 from rl_training.base import signals
+from rl_training.base.errors import raised
 from rl_training.base.files import lock_folder
+from rl_training.base.saved import Saved, within
 from rl_training.base.signals import StoppedAtOnce, stop_signals
 from rl_training.base.stop_kind import StopKind
 from rl_training.base.streams import say
@@ -68,7 +70,8 @@ class Driver:
                     run.reporter.announce_start(context, run.engine.why, run.chosen)
                     if run.origin is not None:
                         run.announce(str(run.origin))
-                    run.callbacks.call("on_train_start", run.trainer_state())
+                    with run.reporter.line_of_its_own(run.step):
+                        run.callbacks.call("on_train_start", run.trainer_state())
                     self._iterate()
                     return self._conclude()
 
@@ -116,7 +119,8 @@ class Driver:
         self._stops.cancel(for_good=True)  # all is saved: callbacks and loggers may take their time
         metrics = {**self._metrics(), **(evaluator.metrics or NOT_EVALUATED), "global_step": run.step, **run.totals()}
         result = TrainResult(self._context.run_dir, path, metrics)
-        run.callbacks.call("on_train_end", run.trainer_state(), result)
+        with run.reporter.line_of_its_own(run.step, write=ended or self._at_total):  # else the resumed run's end does
+            run.callbacks.call("on_train_end", run.trainer_state(), result)
         return result
 
     @property
@@ -134,6 +138,14 @@ class Driver:
         run.engine = saved or Engine.choose(run.config, agent, self._loop.expected_updates(self._total))
         run.engine.prepare(agent)
 
+    def _restore_controls(self, checkpoint: CheckpointState) -> None:
+        """Set again what callbacks had set by hand."""
+        with raise_on_mismatch(), within("controls"):
+            held = checkpoint.trainer_state.get("controls", {})
+            saved = Saved(held, (), held)
+            for name in held:
+                self._run.schedules.hold(self._loop.agent, name, saved.number(name))
+
     def _go_on(self, checkpoint: CheckpointState) -> Engine | None:
         """Take over what a checkpoint notes beside the state; returns how its run's updates ran."""
         run, facts, evaluator = self._run, checkpoint.metadata, self._evaluator
@@ -144,6 +156,7 @@ class Driver:
         self._attended = notes.attended
         run.reporter.go_on(notes)
         run.schedules.go_on(self._loop.agent, notes.schedules)
+        self._restore_controls(checkpoint)
         engine = checkpoint.trainer_state.get("engine")
         with raise_on_mismatch():
             return None if engine is None else Engine.restored(engine)
@@ -172,6 +185,7 @@ class Driver:
         if improved:
             self._saver.save_best(agent, run, evaluator)
         run.callbacks.call("on_eval_end", run.trainer_state(), evaluator.metrics)
+        run.reporter.flush(run.step)
         self._saver.stale = True
         return True
 
@@ -185,6 +199,13 @@ class Driver:
             if not math.isfinite(metrics[name]):
                 raise self._saver.failure(f"{name} is {metrics[name]} at step {run.step}")
         return {**metrics, **run.totals()}
+
+    def _tell_of(self, error: Exception) -> None:
+        """Tell callbacks that the run fails; what goes wrong with that does not hide why."""
+        try:
+            self._run.callbacks.call("on_train_failure", self._run.trainer_state(), error)
+        except Exception as second:
+            warnings.warn(f"a callback failed after the run had: {raised(second)}", stacklevel=2)
 
     def _on_signal(self, number: Signals) -> None:
         self._run.stopping.on_signal(number)
@@ -225,7 +246,12 @@ class Driver:
             stopped.run_dir = context.run_dir if saved else None
             raise
         except EnvironmentFailure as error:
-            raise self._saver.failure(report_failure(context, run.config, run.step, error)) from error
+            failure = self._saver.failure(report_failure(context, run.config, run.step, error))
+            self._tell_of(failure)
+            raise failure from error
+        except Exception as error:
+            self._tell_of(error)
+            raise
         finally:
             reason = None if kind.reached_total else run.trainer.stop_reason
             facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}

@@ -13,6 +13,7 @@ import torch
 from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import REFERENCES
 from rl_training.envs.checks import Checks, EnvironmentFailure, attempt
+from rl_training.envs.endings import Episode, last_numbers, mean_numbers
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import History, incident
 from rl_training.envs.replay import episode_seed
@@ -49,13 +50,15 @@ def evaluate(
     most_steps: int | None = None,
     watch: Watch | None = None,
     stop: Callable[[], bool] | None = None,
+    log_info: Sequence[str] = (),
 ) -> dict[str, float]:
     """Play the same episodes every time for the same seed, so that evaluations of one run can be compared.
 
     ``most_steps`` cuts every episode. One that goes on for ``LONGEST`` steps is cut too (``UNLIMITED``, if the
     environment has no time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were.
     ``watch`` is shown the environment at every observation; ``stop`` is asked before every step, and if it says so, the
-    evaluation ends with ``EvaluationStopped``.
+    evaluation ends with ``EvaluationStopped``. Means over the episodes include the success that the environment
+    reports in their last info, and the numbers there that ``log_info`` names.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
@@ -63,10 +66,10 @@ def evaluate(
     agent.set_eval_mode()
     env = factory.make(training=False)
     try:
-        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch, stop)
+        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch, stop, log_info)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            returns, lengths, cut = zip(*map(player.play, range(episodes)))
+            played, cut = zip(*map(player.play, range(episodes)))
     finally:
         env.close()
         if trained:
@@ -77,10 +80,11 @@ def evaluate(
             "set env_kwargs.max_episode_steps",
             stacklevel=2,
         )
-    return _summary(returns, lengths, cut)
+    return {**_summary(played, cut), **mean_numbers(played, log_info, "eval_")}
 
 
-def _summary(returns: Sequence[float], lengths: Sequence[int], cut: Sequence[bool]) -> dict[str, float]:
+def _summary(episodes: Sequence[Episode], cut: Sequence[bool]) -> dict[str, float]:
+    returns, lengths = [episode.episode_return for episode in episodes], [episode.length for episode in episodes]
     return {
         "eval_return_mean": float(np.mean(returns)),
         "eval_return_std": float(np.std(returns)),
@@ -105,16 +109,18 @@ class _Player:
         limit: int | None,
         watch: Watch | None,
         stop: Callable[[], bool] | None = None,
+        log_info: Sequence[str] = (),
     ) -> None:
         self._agent, self._env, self._name, self._seed = agent, env, name, seed
         self._deterministic, self._limit, self._watch = deterministic, limit, watch
-        self._stop = stop
+        self._stop, self._log_info = stop, log_info
+        self._info: Any = None  # of the last step
         self._rng, self._spaces = np.random.default_rng((seed, EVALUATION)), Spaces.of(env)
         self._checks = Checks(self._spaces)
         self.longest = LONGEST if has_time_limit(env) else UNLIMITED
 
-    def play(self, episode: int) -> tuple[float, int, bool]:
-        """One episode: its return, its length, and whether it was cut for going on too long."""
+    def play(self, episode: int) -> tuple[Episode, bool]:
+        """One episode, and whether it was cut for going on too long."""
         seed = episode_seed(self._seed, EVALUATION, episode)
         self._history: History = {"episode": episode, "seed": seed, "actions": [], "exact": True}
         try:
@@ -123,7 +129,7 @@ class _Player:
             error.incident = incident(self._history, training=False)
             raise
 
-    def _play(self, episode: int, seed: int) -> tuple[float, int, bool]:
+    def _play(self, episode: int, seed: int) -> tuple[Episode, bool]:
         agent, spaces = self._agent, self._spaces
         obs = attempt(self._name, "on reset, in evaluation", self._reset, seed)
         carry, done, cut, total, length = agent.initial_carry(1), False, False, 0.0, 0
@@ -143,11 +149,15 @@ class _Player:
                 self._watch(episode, self._env, obs)
             cut = not done and length >= self.longest and length != self._limit
             done = done or cut or length == self._limit
-        return total, length, cut
+        numbers = attempt(self._name, "in evaluation", last_numbers, self._info, self._log_info)
+        return Episode(total, length, numbers), cut
 
     def _reset(self, seed: int) -> Any:
         return self._checks.reset(self._env.reset(seed=seed))
 
     def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
         self._history["actions"].append(action)
-        return self._checks.step(self._env.step(action))
+        result = self._env.step(action)
+        checked = self._checks.step(result)
+        self._info = result[4]
+        return checked

@@ -59,6 +59,7 @@ class Evaluator:
                 seed=self._config.seed,
                 watch=film,
                 stop=self._stop,
+                log_info=self._config.log_info,
             )
         self.metrics, self.step = scored(metrics, run.references), run.step
         improved = self.best is None or metrics["eval_return_mean"] > self.best

@@ -22,6 +22,7 @@ class Notes:
     update_metrics: Numbers = field(default_factory=dict)  # of the last update
     loop_metrics: Numbers = field(default_factory=dict)  # the loop's own, shown until they are replaced
     schedules: Numbers = field(default_factory=dict)  # the values in force
+    logged: Numbers = field(default_factory=dict)  # of callbacks, for the next line
 
     def saved(self) -> dict[str, Any]:
         """The notes as a part of a checkpoint's metadata."""
@@ -39,7 +40,8 @@ class Notes:
             value = saved.get(name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= step:
                 raise CheckpointError(f"the checkpoint's note {name!r} is no step up to {step}: {value!r:.40}")
-        for name in ("update_metrics", "loop_metrics", "schedules"):
+        saved = {"logged": {}, **saved}  # older ones have none
+        for name in ("update_metrics", "loop_metrics", "schedules", "logged"):
             value = saved.get(name)
             if not isinstance(value, dict) or not all(type(number) in (int, float) for number in value.values()):
                 raise CheckpointError(f"the checkpoint's note {name!r} holds what is not a number")

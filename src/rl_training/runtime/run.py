@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.base.batches import Tensors
 from rl_training.envs.collector import Collector
+from rl_training.envs.endings import Episode
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
@@ -54,11 +55,12 @@ class Run(Counters):
         super().__init__(config.seed)
         self.config, self.factory, self.spaces, self.device = config, factory, spaces, device
         self.callbacks = CallbackList(callbacks)
-        self._on_update = self.callbacks.hooks("on_update_end")
-        self._on_collect = self.callbacks.hooks("on_collect_end")
+        names = ("on_update_end", "on_collect_end", "on_batch", "on_episode_end")
+        self._on_update, self._on_collect, self._on_batch, self._on_episode = map(self.callbacks.hooks, names)
+        self._collector: Collector | None = None
         self.options, self.chosen = options, chosen
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
-        self.trainer = TrainerState()
+        self.trainer = TrainerState(run=self)
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
         self.reporter = Reporter(config, loggers)
         self.save_at = math.inf  # when a save is due by the clock (time.monotonic); the driver's
@@ -66,11 +68,21 @@ class Run(Counters):
     def collector(self, **options: Any) -> Collector:
         """The run's environments."""
         remote = self.config.execution_backend == "ray"
-        return Collector(self.factory, self.config.num_envs, self.config.seed, remote=remote, **options)
+        options |= {"log_info": self.config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
+        self._collector = Collector(self.factory, self.config.num_envs, self.config.seed, remote=remote, **options)
+        return self._collector
 
-    def update(self, agent: Learner, batch: Tensors) -> UpdateResult:
-        """Make one update of the learner and record it."""
-        return self.record_update(agent.update(batch, global_step=self.step))
+    def _episode_ended(self, episode: Episode) -> None:
+        trainer = self.trainer_state()
+        trainer.global_step += self.config.num_envs  # the step that ended it is being taken
+        for hook in self._on_episode:
+            hook(trainer, episode)
+
+    def update(self, agent: Learner, batch: Tensors, method: Callable[..., UpdateResult] | None = None) -> UpdateResult:
+        """Make one update of the learner, by its ``update`` or another method, and record it."""
+        for hook in self._on_batch:
+            hook(self.trainer_state(), batch)
+        return self.record_update((method or agent.update)(batch, global_step=self.step))
 
     def record_update(self, result: UpdateResult) -> UpdateResult:
         """Count and announce an update that has been made."""
@@ -120,6 +132,28 @@ class Run(Counters):
         """Metrics of the loop's own, logged with the learner's."""
         self.reporter.note(**metrics)
 
+    # ---- what callbacks do by the TrainerState
+
+    def log_number(self, name: str, value: Any) -> None:
+        self.reporter.log_number(name, value)
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        self.reporter.write_histogram(self.step, name, values)
+
+    def log_text(self, name: str, text: str) -> None:
+        self.reporter.write_text(self.step, name, text)
+
+    def controls(self) -> dict[str, float]:
+        return self.schedules.controls(self.trainer.algorithm)
+
+    def set_control(self, name: str, value: float) -> None:
+        self.schedules.hold(self.trainer.algorithm, name, value)
+
+    def set_env_kwargs(self, env_kwargs: Mapping[str, Any]) -> None:
+        if self._collector is None:
+            raise ValueError(f"{self.config.algo} learns from data: it has no training environments to change")
+        self._collector.set_env_kwargs(env_kwargs)
+
     def announce(self, message: str) -> None:
         """Print one line that stays."""
         self.reporter.progress.say(message)
@@ -140,4 +174,5 @@ class Run(Counters):
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "engine": self.engine.state_dict(self.trainer.algorithm)}
+        held = {"controls": dict(self.schedules.held)} if self.schedules.held else {}
+        return {**super().state_dict(), "engine": self.engine.state_dict(self.trainer.algorithm), **held}

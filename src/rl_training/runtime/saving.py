@@ -136,7 +136,7 @@ def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int)
         done = Saved(state.trainer_state, ("step",), state.trainer_state).count("step")
     if done > total_steps < state.config.get("total_timesteps", total_steps):
         raise CannotResume(f"the run is at step {done:,} already, beyond a total of {total_steps:,}")
-    own = {name: value for name, value in state.trainer_state.items() if name != "engine"}
+    own = {name: value for name, value in state.trainer_state.items() if name not in ("engine", "controls")}
     with raise_on_mismatch():
         loop.load_state_dict({**state.buffer_state, "agent": agent_state(state)})
         run.load_state_dict(own)  # last: it holds torch's random state

@@ -91,11 +91,14 @@ def apply_learning_rate_scale(optimizers: Iterable[Any], scale: float) -> float:
 class Schedules:
     """The scheduled quantities of a run: the learning rate, and the learner's ``CONTROLS`` that have a schedule.
 
-    ``values`` are those in force, which are reported as metrics.
+    ``values`` are those in force, which are reported as metrics; ``held`` are those that were set by hand, in place of
+    their schedules.
     """
 
     def __init__(self, agent: Learner, options: AlgorithmOptions, total_steps: int) -> None:
         self.values = {"lr_scale": 1.0, "learning_rate": apply_learning_rate_scale(agent.optimizers(), 1.0)}
+        self.held: dict[str, float] = {}
+        self._options = options
         self._plans: list[tuple[str, ScheduleSpec, int, int]] = []  # name, schedule, steps it runs over, warm-up steps
         if options.learning_rate_schedule is not None or options.warmup_steps:
             rate = resolve_schedule_spec(options.learning_rate_schedule)
@@ -118,6 +121,23 @@ class Schedules:
         for name, *_ in self._plans:
             if name in values:
                 self._set(agent, name, values[name])
+
+    def controls(self, agent: Learner) -> dict[str, float]:
+        """Everything that can be held, with the values in force."""
+        return {"lr_scale": self.values["lr_scale"], **{name: agent.control(name) for name in agent.CONTROLS}}
+
+    def hold(self, agent: Learner, name: str, value: float) -> None:
+        """Set a quantity by hand: its schedule has no effect from now on."""
+        known = ("lr_scale", *agent.CONTROLS)
+        if name not in known:
+            raise ValueError(f"there is no control {name!r} of {type(agent).__name__}; it has {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"the control {name} must be a number from 0 on, got {value!r}")
+        if name in type(self._options).model_fields:
+            self._options.replace(**{name: float(value)})  # within the option's bounds
+        self._plans = [plan for plan in self._plans if plan[0] != name]
+        self.held[name] = float(value)
+        self._set(agent, name, float(value))
 
     def _set(self, agent: Learner, name: str, value: float) -> None:
         self.values[name] = value

@@ -250,7 +250,8 @@ class AlgorithmSpec:
             references = reference_returns(checkpoint_state.trainer_state)
         factory = EnvFactory(config.env_id, config.env_kwargs)
         episodes = config.eval_episodes if num_episodes is None else num_episodes
-        metrics = evaluate(agent, factory, episodes=episodes, seed=config.seed, deterministic=deterministic)
+        how: dict[str, Any] = {"seed": config.seed, "log_info": config.log_info}
+        metrics = evaluate(agent, factory, episodes=episodes, deterministic=deterministic, **how)
         return scored(metrics, references)
 
     def predict_fn(

@@ -20,9 +20,13 @@ class Stopping:
 
     def __init__(self, trainer: TrainerState, max_updates: int | None = None, max_epochs: int | None = None) -> None:
         self._trainer = trainer
-        self.urgent = False  # a signal has come: whoever sent it waits for the end
         self.max_updates: float = math.inf if max_updates is None else max_updates
         self.max_epochs: float = math.inf if max_epochs is None else max_epochs
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a signal has come, whose sender waits for the end."""
+        return self._trainer.urgent
 
     def check_budgets(self, counters: Counters) -> bool:
         """Request a stop if as many updates or epochs as are allowed have been made; True if so."""
@@ -33,7 +37,7 @@ class Stopping:
         return counters.update_count >= self.max_updates or counters.epoch >= self.max_epochs
 
     def on_signal(self, number: Signals) -> None:
-        self.urgent = True
+        self._trainer.urgent = True
         self._trainer.request_stop(f"received {number.name}", StopKind.SIGNAL)
 
     @property

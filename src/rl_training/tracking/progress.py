@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from rl_training.base.streams import LOST, say
 from rl_training.tracking.figures import clock, short
+from rl_training.tracking.notebook import Panel, notebook_shell
 
 __all__ = ["Progress", "bar_line", "can_redraw"]
 
@@ -19,8 +20,8 @@ SECONDS_BETWEEN_LINES = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """The progress of a run: a live bar in a terminal, a line every few seconds elsewhere, or nothing. Where nobody
-    reads any more, it falls silent."""
+    """The progress of a run: a live bar in a terminal, bar and curve in a notebook, a line every few seconds elsewhere,
+    or nothing. Where nobody reads any more, it falls silent."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class Progress:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out = stream if stream is not None else sys.stderr
-        self._mode = mode if mode != "auto" else "bar" if can_redraw(self._out) else "lines"
+        panel = mode in ("auto", "bar") and stream is None and notebook_shell() is not None
+        self._mode = "notebook" if panel else mode if mode != "auto" else "bar" if can_redraw(self._out) else "lines"
         self._now, self._began = now, now()
         self._total, self._start, self._unit = total, start, unit
         self._title = title
@@ -42,6 +44,7 @@ class Progress:
         self._at, self._at_time = start, self._began  # step and time of the last report
         self._last_line, self._line_step = -math.inf, start
         self._live: Any = None
+        self._panel = Panel(title, now) if panel else None
         if self._mode == "bar":
             from rich.console import Console
             from rich.live import Live
@@ -56,10 +59,17 @@ class Progress:
         """Set texts to show beside the bar, by name: ``episodes``, ``evaluation``."""
         self._notes.update(notes)
 
+    def point(self, step: int, **values: float | None) -> None:
+        """Add points to the curves, by name: ``episodes``, ``evaluation``. Only a notebook shows them."""
+        if self._panel is not None:
+            self._panel.point(step, **values)
+
     def say(self, message: str) -> None:
         """Print one line that stays."""
         if self._live is not None:
             self._draw(lambda: self._live.console.print(message, highlight=False, markup=False))
+        elif self._panel is not None:
+            self._panel.say(message)
         elif self._mode == "lines":
             say(message, self._out)
 
@@ -75,6 +85,8 @@ class Progress:
     def tick(self, step: int) -> None:
         """Record the present step, often and cheaply; a thread redraws the bar a few times a second."""
         self._at, self._at_time = step, self._now()
+        if self._panel is not None:
+            self._panel.show(self._at / self._total, self._parts(step, self._at_time))
 
     def log(self, step: int) -> None:
         """Print a line, unless one was printed a moment ago; the last step always gets one."""
@@ -132,6 +144,8 @@ class Progress:
         if self._live is not None:
             self._draw(self._live.stop)
             self._live = None
+        if self._panel is not None:
+            self._panel.show(self._at / self._total, self._parts(self._at, self._at_time), last=True)
 
 
 SEPARATOR = " · "

@@ -7,14 +7,20 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["EventFile"]
 
+BUCKETS = 30  # of a histogram
 LARGEST = 3.4028234e38  # that an event can hold: a float of 32 bits
 
 
 class EventFile:
-    """TensorBoard scalars in the library's format (TFRecords of protobuf events), whose import would take a second."""
+    """TensorBoard's scalars, histograms and texts in the library's format (TFRecords of protobuf events); importing it
+    would take a second."""
 
     def __init__(self, folder: Path) -> None:
         self._file = open(folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}", "wb")  # noqa: SIM115
@@ -23,7 +29,27 @@ class EventFile:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         numbers = ((name, value) for name, value in values.items() if isinstance(value, int | float))
         scalars = [(name, float(value)) for name, value in numbers if abs(value) <= LARGEST]  # NaN is not
-        summary = b"".join(_bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", x)) for name, x in scalars)
+        self._summary(step, *(_bytes(1, name.encode()) + b"\x15" + struct.pack("<f", x) for name, x in scalars))
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        import numpy as np
+
+        counts, edges = np.histogram(values, bins=BUCKETS)
+        numbers = (values.min(), values.max(), len(values), values.sum(), np.square(values).sum())
+        proto = b"".join(_double(number, float(value)) for number, value in enumerate(numbers, start=1))
+        proto += b"".join(
+            _bytes(number, struct.pack(f"<{BUCKETS}d", *row)) for number, row in ((6, edges[1:]), (7, counts))
+        )
+        self._summary(step, _bytes(1, name.encode()) + _bytes(5, proto))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        tensor = b"\x08\x07" + _bytes(2, _bytes(2, b"\x08\x01")) + _bytes(8, text.encode())  # one string
+        plugin = _bytes(9, _bytes(1, _bytes(1, b"text")))
+        self._summary(step, _bytes(1, f"{name}/text_summary".encode()) + plugin + _bytes(8, tensor))
+
+    def _summary(self, step: int, *values: bytes) -> None:
+        """Write one event with these values."""
+        summary = b"".join(_bytes(1, value) for value in values)
         self._record(_double(1, time.time()) + b"\x10" + _varint(step) + _bytes(5, summary))
         self._file.flush()
 

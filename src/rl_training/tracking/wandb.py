@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rl_training.experiment.config import TrainConfig
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rl_training.experiment.runs import RunContext
 
 __all__ = ["WandB"]
@@ -60,6 +62,17 @@ class WandB:
         if self._run is not None:
             try:
                 self._run.log({**values, "step": step})
+            except Exception as error:
+                self._give_up(error)
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        if self._run is not None:
+            try:
+                import numpy as np
+                import wandb
+
+                counts = np.histogram(values, bins=min(64, max(1, len(values))))
+                self._run.log({name: wandb.Histogram(np_histogram=counts), "step": step})
             except Exception as error:
                 self._give_up(error)
 

@@ -78,7 +78,7 @@
         scales: { x: { time: false }, y: profile ? { range: [0, 1.02] } : {} },
         axes: [
           { ...look, values: (_, list) => list.map(profile ? short : steps), label: profile ? "return τ" : "environment steps", labelSize: 20, size: 30 },
-          { ...look, values: (_, list) => list.map(short), label: profile ? "share of runs above τ" : state.view === "training" ? "return of training episodes" : "evaluation return", labelSize: 22, size: (_, texts) => 14 + 7 * Math.max(3, ...(texts || []).map(t => t.length)) },
+          { ...look, values: (_, list) => list.map(short), label: profile ? "share of runs above τ" : state.view === "training" ? "return of training episodes" : state.view.startsWith("more:") ? state.view.slice(5) : "evaluation return", labelSize: 22, size: (_, texts) => 14 + 7 * Math.max(3, ...(texts || []).map(t => t.length)) },
         ],
         cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
         hooks: {

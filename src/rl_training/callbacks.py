@@ -1,0 +1,6 @@
+"""Callbacks: the base class for your own, and those that are ready to be used."""
+
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.ready_callbacks import Curriculum, EvaluateOn, Histograms, Notify, RecordVideo, Stage
+
+__all__ = ["Callback", "Curriculum", "EvaluateOn", "Histograms", "Notify", "RecordVideo", "Stage"]
