@@ -85,12 +85,12 @@ def count_torch_operations():
 
 def test_predict_reads_no_file_and_computes_nothing_in_torch(short, monkeypatch):
     """What makes it quick, without a clock."""
-    monkeypatch.setattr("builtins.open", lambda *a, **k: pytest.fail("predict opened a file"))
     obs = np.zeros(4, np.float32)
     with count_torch_operations() as operations:
         with torch.no_grad():
-            short.agent.model(torch.zeros(1, 4))
+            short.agent.model(torch.zeros(1, 4))  # the first operation that is counted may import parts of torch
         plain = len(operations)
+        monkeypatch.setattr("builtins.open", lambda *a, **k: pytest.fail("predict opened a file"))
         short.predict(obs)
     computed = [name for name in operations[plain:] if name != "aten.detach.default"]  # a tensor seen as an array
     assert plain > 3 and computed == []
