@@ -81,7 +81,8 @@ def test_a_sweep_trains_every_seed_and_value_and_keeps_what_is_finished(config_f
     words = ["sweep", "--config", config_file(), "--seeds", "0-1", "--set", "algo_kwargs.gamma=0.9,0.99", "--name", "s"]
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert "4 finished in" in shown.out and shown.err.count("finished") == 4
+    assert "4 finished in" in shown.out
+    assert sum(line.startswith("finished ") for line in shown.err.splitlines()) == 4  # a slow machine shows totals too
     runs = sorted(path.name for path in (tmp_path / "s").glob("ppo__*"))
     assert runs == [f"ppo__CartPole-v1__seed{seed}__gamma={gamma}" for seed in (0, 1) for gamma in (0.9, 0.99)]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.ckpt")}
