@@ -73,6 +73,14 @@ def test_logged_numbers_are_in_the_next_line_once_and_those_of_evaluations_at_th
     assert seen == sorted(set(seen)) and seen[-1] == straight.metrics["update_count"]  # no number twice
 
 
+def test_a_number_that_waits_for_its_line_waits_in_the_checkpoint_too(tiny):
+    hooks = Hooks(on_update_end=lambda trainer, result: trainer.global_step == 96 and trainer.log("once", 5))
+    first = train(tiny("ppo", log_interval=64, eval_interval=0), hooks, StopAt(96))
+    assert first.metrics["global_step"] == 96
+    rows = rows_of(resume_training(first.run_dir).run_dir)
+    assert [row["step"] for row in rows if row.get("once") == 5] == [128]
+
+
 def test_logged_numbers_reach_every_logger(tiny):
     class Kept(Logger):
         names = set()
