@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, field_validator
 
@@ -20,6 +20,12 @@ class TrainConfig(Options):
     """The config of a run: algorithm, environment, length, output, and the options of each."""
 
     model_config = ConfigDict(extra="forbid", frozen=False, strict=True, validate_assignment=True)
+
+    # what may change when a run goes on: nothing that is learned depends on these
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (
+        *("total_timesteps", "eval_episodes", "log_interval", "checkpoint_interval", "checkpoint_minutes"),
+        *("keep_checkpoints", "record_video", "loggers", "wandb_project", "tags", "progress", "env_limit_seconds"),
+    )
 
     algo: str = Field(description="registry name of the algorithm, e.g. ppo")
     env_id: str = Field(description="Gymnasium id of the environment, e.g. CartPole-v1")

@@ -46,6 +46,8 @@ class AlgorithmOptions(Options):
         tuple[str, ...]
     ] = ()  # options for which a new run takes ``for_task``'s value unless they are set
 
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("eval_interval", "early_stopping", "max_updates", "max_epochs")
+
     eval_interval: int | None = opt(
         None, "environment steps between evaluations; null: twenty per run; 0: only at the end", ge=0
     )

@@ -79,7 +79,7 @@ class Saver:
 
     def save_best(self, agent: Learner, run: Counters, evaluator: Evaluator) -> None:
         """The agent alone: it can be evaluated, not resumed."""
-        self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, evaluator)
+        self._write(self._context.checkpoints_dir / f"{runs.BEST}{SUFFIX}", agent.state_dict(), None, run, evaluator)
 
     def _write(
         self,
@@ -126,7 +126,10 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 def refuse_agent_alone(state: CheckpointState) -> None:
     """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
     if state.buffer_state is None:
-        raise CannotResume("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
+        raise CannotResume(
+            "this checkpoint holds the agent alone (a 'best', or a file of agent.save) and cannot be resumed; a new run "
+            "can start with its networks (--init-from, or init_from=)"
+        )
 
 
 def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:
