@@ -48,7 +48,7 @@ def add(command: Command) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another value of an option that does not change what is learned, e.g. checkpoint_interval=1000; repeatable",
+        help="change an option on which nothing depends that is learned, e.g. keep_checkpoints=9; repeatable",
     )
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 

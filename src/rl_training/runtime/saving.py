@@ -127,8 +127,8 @@ def refuse_agent_alone(state: CheckpointState) -> None:
     """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
     if state.buffer_state is None:
         raise CannotResume(
-            "this checkpoint holds the agent alone (a 'best', or a file of agent.save) and cannot be resumed; a new run "
-            "can start with its networks (--init-from, or init_from=)"
+            "this checkpoint holds the agent alone (a 'best', or a file of agent.save) and cannot be resumed; a new "
+            "run can start with its networks (--init-from, or init_from=)"
         )
 
 

@@ -92,7 +92,7 @@ def resume_training(
 ) -> TrainResult:
     """Resume from a checkpoint or the newest one of a run, in the same directory unless another is given.
 
-    ``set`` gives options other values by their names in a config (``algo_kwargs.eval_interval``): those on which nothing
+    ``set`` changes options by their names in a config (``{"algo_kwargs.eval_interval": 500}``): those on which nothing
     depends that is learned, ``CHANGEABLE`` of TrainConfig and of AlgorithmOptions. Any other change is refused.
     A checkpoint that lies in no run directory needs ``output_dir``: what it names itself is not written to.
     ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``. ``trust`` names
@@ -139,9 +139,9 @@ def changed_config(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConf
     spec.options(new)
     may = (*TrainConfig.CHANGEABLE, *(f"algo_kwargs.{name}" for name in spec.config.CHANGEABLE))
     for name in changes:
-        if not name.startswith(tuple(f"{known}." for known in may)) and name not in may:
-            if _at(values, name) != _at(before, name):
-                raise ConfigError([((name,), _cannot_change(may))])
+        within = any(name == known or name.startswith(f"{known}.") for known in may)
+        if not within and _at(values, name) != _at(before, name):
+            raise ConfigError([((name,), _cannot_change(may))])
     return new
 
 
