@@ -156,14 +156,22 @@ class ManagedAlgorithm:
         """
         from rl_training.base.trust import trust_modules
         from rl_training.experiment.runs import find_checkpoint, run_dir_of
+        from rl_training.runtime.spec import decided_options
         from rl_training.runtime.workflows import config_of
 
         trust_modules(trust)
         found, state = find_checkpoint(path, buffers=False)
         parent = run_dir_of(found)
         beside = parent.parent if parent is not None else TrainConfig.model_fields["output_dir"].default
-        config = config_of(state, env=env).replace(
-            init_from=str(found), init_parts=(), output_dir=output_dir if output_dir is not None else beside
+        config = config_of(state, env=env)
+        left_open = decided_options(state)  # by the config that the run was made with: the new one decides anew
+        config = config.replace(
+            algo_kwargs={name: value for name, value in config.algo_kwargs.items() if name not in left_open},
+            init_from=str(found),
+            init_parts=(),
+            init_optimizer=False,
+            init_replay=False,
+            output_dir=output_dir if output_dir is not None else beside,
         )
         managed = cls(config, env=env, network=network)
         managed._open(found, state, device)

@@ -63,9 +63,11 @@ class TrainConfig(Options):
     threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width, at most OMP_NUM_THREADS")
     progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
     init_from: str | None = opt(
-        None, "a run directory or checkpoint whose networks a new run starts with; null: networks drawn at random"
+        None, "RUN, RUN/best or a checkpoint, whose networks a new run starts with; null: networks drawn at random"
     )
     init_parts: Strings = opt((), "names of the parts to take from it, such as actor or world_model; none: all")
+    init_optimizer: bool = opt(False, "take the state of the optimizers of those parts too")
+    init_replay: bool = opt(False, "take its replay buffer too")
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")
     env_kwargs: dict[str, Any] = opt({}, "gym.make arguments, time limit and wrappers")
 

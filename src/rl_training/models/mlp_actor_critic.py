@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,8 +61,9 @@ class MLPActorCritic(nn.Module):
         initial_log_std: float = 0.0,
         towers: int | None = None,
         head_sizes: tuple[int, ...] = (),
+        activation: Literal["tanh", "relu"] = "tanh",
     ) -> None:
-        """``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
+        """``activation``: of the hidden layers for vectors. ``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
         between the features of images and the outputs."""
         super().__init__()
         if head is None:
@@ -79,8 +80,9 @@ class MLPActorCritic(nn.Module):
             width = (*last, *head_sizes)[-1]
         else:
             width, both = sizes[-1], towers != 1
-            self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
-                          else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
+            between = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
+            self.trunk = (ensemble_mlp(2, sizes, between, activate_last=True) if both
+                          else mlp(sizes, between, activate_last=True))  # fmt: skip
         orthogonal_(self.trunk, 2**0.5)
         dim = head.dim if isinstance(head, DiagonalGaussian) else None
         self.policy_head = nn.Linear(width, head.size if dim is None else dim)

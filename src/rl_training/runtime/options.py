@@ -34,6 +34,8 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
+    trained: bool = False  # the run starts with a policy that was trained before
+    stocked: bool = False  # and with a replay buffer that was filled before
     time_limit: Callable[[], int | None] = lambda: (
         None
     )  # the steps after which episodes are truncated; makes one to see
@@ -46,6 +48,8 @@ class AlgorithmOptions(Options):
         tuple[str, ...]
     ] = ()  # options for which a new run takes ``for_task``'s value unless they are set
 
+    # options that shape networks; where they are open, a run takes those of the agent that it starts from
+    FORM: ClassVar[tuple[str, ...]] = ("hidden_sizes", "normalize_observations")
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("eval_interval", "early_stopping", "max_updates", "max_epochs")
 
     eval_interval: int | None = opt(

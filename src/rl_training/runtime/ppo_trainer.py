@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -21,7 +21,9 @@ class PPOOptions(OnPolicyOptions):
 
     TITLE = "ppo"
     BY_TASK: ClassVar[tuple[str, ...]] = (*OnPolicyOptions.BY_TASK, "initial_log_std")
+    FORM: ClassVar[tuple[str, ...]] = (*OnPolicyOptions.FORM, "activation")
     hidden_sizes: Sizes = opt((64, 64), "widths of the hidden layers (images: the last one is the number of features)")
+    activation: Literal["tanh", "relu"] = opt("tanh", "of the hidden layers for vectors")
     learning_rate: float = opt(3e-4, "step size of Adam", gt=0)
     clip_coef: float = opt(0.2, "how far the policy's probabilities may move in one rollout", gt=0)
     clip_coef_schedule: Schedule = opt(None, "schedule of clip_coef: {type, start, end}")
@@ -41,6 +43,8 @@ class PPOOptions(OnPolicyOptions):
     def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> nn.Module:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
         own = self.pick({"hidden_sizes", "initial_log_std"})
+        if self.activation != "tanh":  # a network of the user's need not have this argument
+            own["activation"] = self.activation
         return plan.make(network, **{**plan.shape, "head": plan.head, **own, **changes})
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:

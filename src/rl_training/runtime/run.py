@@ -59,6 +59,7 @@ class Run(Counters):
             self.callbacks.hooks("on_collect_end"),
         )
         self.options, self.chosen = options, chosen
+        self.decided: tuple[str, ...] = tuple(chosen)  # of a resumed run too: options that its config had left open
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState()
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,12 @@ class CannotResume(TrainingFailure, ValueError):
 class Saver:
     """Writes the checkpoints of a run: never a state that is not finite, only the newest few, and the best agent's."""
 
-    def __init__(self, context: RunContext, config: TrainConfig, *, own_env: bool = False) -> None:
-        """``own_env``: the environment was given as an object, so its id may not make another."""
+    def __init__(
+        self, context: RunContext, config: TrainConfig, *, own_env: bool = False, decided: Sequence[str] = ()
+    ) -> None:
+        """``own_env``: the environment was given as an object, so its id may not make another. ``decided``: options
+        that the config had left open, which a run that starts from this one decides anew."""
+        self._decided = list(decided)
         self._context, self._config, self._own_env = context, config, own_env
         self._folder = _identity(context.run_dir)
         self._saved_step, self.stale = -1, False  # stale: something has changed since the last save of this step
@@ -100,7 +104,7 @@ class Saver:
         facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
         # evaluations are no part of the state: they depend on when they happened
         evaluations = {"best_eval": evaluator.best, "last_eval": evaluator.metrics or None}
-        metadata = {**facts, "own_env": self._own_env, **evaluations, **notes}
+        metadata = {**facts, "own_env": self._own_env, "chosen": self._decided, **evaluations, **notes}
         state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)
