@@ -63,8 +63,8 @@ class MLPActorCritic(nn.Module):
         head_sizes: tuple[int, ...] = (),
         activation: Literal["tanh", "relu"] = "tanh",
     ) -> None:
-        """``activation``: of the hidden layers for vectors. ``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
-        between the features of images and the outputs."""
+        """``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
+        between the features of images and the outputs; ``activation``: of the hidden layers for vectors."""
         super().__init__()
         if head is None:
             if action_dim is None:

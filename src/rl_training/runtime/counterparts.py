@@ -28,6 +28,7 @@ ON_POLICY = ("ppo", "ppg", "gail")
 # algorithms whose parts of the same name mean the same
 FAMILIES = (SOFT, ("ppo", "ppg"), ("iqn", "fqf"), ("dqn", "cql"))
 
+DEVIATION = ("model.log_std",)
 CRITICS = ("model.critics", "target_model.critics")
 CRITICS_FORM = ("num_critics", "layer_norm")  # options of those that have them
 STARTING_STD = 0.3  # of a Gaussian policy that takes the place of one without a deviation like its own
@@ -35,7 +36,7 @@ STARTING_STD = 0.3  # of a Gaussian policy that takes the place of one without a
 
 @dataclass(frozen=True)
 class Route:
-    """What agents of ``sources`` give to those of ``targets``: their policy, and the parts of the names in ``units``."""
+    """What agents of ``sources`` give to those of ``targets``: the policy, and the parts that ``units`` names."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -54,12 +55,8 @@ ROUTES = (
     ),
     Route(("iql",), (*SOFT, "td3_bc"), units=CRITICS, note="the critics' values are r + γ V, without entropy"),
     Route(("td3_bc",), (*SOFT, "iql"), units=CRITICS, note="the critics' values are without entropy"),
-    Route(
-        ("ppo", "ppg"), ("gail",), units=("model.log_std",), note="the values are new, because the rewards are others"
-    ),
-    Route(
-        ("gail",), ("ppo", "ppg"), units=("model.log_std",), note="the values are new, because the rewards are others"
-    ),
+    Route(("ppo", "ppg"), ("gail",), units=DEVIATION, note="the values are new, because the rewards are others"),
+    Route(("gail",), ("ppo", "ppg"), units=DEVIATION, note="the values are new, because the rewards are others"),
 )
 
 

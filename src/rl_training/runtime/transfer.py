@@ -79,9 +79,11 @@ def adopted_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dic
 
 
 def _shared_form(ours: type[AlgorithmOptions], theirs: type[AlgorithmOptions]) -> list[str]:
-    """The options that shape the networks of both; how many critics there are and of what kind is an algorithm's own."""
+    """The options that shape the networks of both; how many critics there are, and of what kind, each algorithm says
+    itself."""
     own = () if ours is theirs else CRITICS_FORM
-    return [name for name in ours.FORM if name in theirs.FORM and name not in own]
+    fields = ours.model_fields.keys() & theirs.model_fields.keys()
+    return [name for name in ours.FORM if name in theirs.FORM and name in fields and name not in own]
 
 
 def start_from(agent: Learner, config: TrainConfig) -> Origin:
@@ -213,8 +215,8 @@ class _Transfer:
         sizes = [f"{kind[0]}" if (kind := side.get(name)) else "none" for side in (theirs, ours)]
         at = f"{unit}.{name}".rstrip(".")
         raise _refused(
-            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}{self._advice()}, or name the "
-            "parts to take in init_parts"
+            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}{self._advice()}, or name "
+            "the parts to take in init_parts"
         )
 
     def _advice(self) -> str:

@@ -92,8 +92,8 @@ def make_replay(
     device: str | torch.device | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """A buffer for the run's transitions; no larger than all of them, unless it takes over others. ``device``: where batches go; None: to the
-    run's."""
+    """A buffer for the run's transitions, no larger than all of them unless it takes over others. ``device``: where
+    batches go; None: to the run's."""
     spaces, config = run.spaces, run.config
     most = cfg.buffer_capacity if config.init_replay else config.total_timesteps + config.num_envs
     return kind(
