@@ -18,6 +18,7 @@ from rl_training.base.saved import alike
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.checkpointing import CheckpointState, agent_state, checksum_of, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.options_table import option_text
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint
 from rl_training.optim.flat import FlatOptimizer
@@ -49,13 +50,16 @@ class Origin:
         return {"path": str(self.path.resolve()), "sha256": self.sha256, "step": self.step}
 
     def __str__(self) -> str:
-        rest = [
-            f"; {what}: {', '.join(names)}" for what, names in (("left out", self.left), ("new", self.new)) if names
-        ]
+        rest = [f"; {what}: {_listed(names)}" for what, names in (("left out", self.left), ("new", self.new)) if names]
         notes = "".join(f"; {note}" for note in self.notes)
         return (
             f"weights from {self.path}, trained for {self.step:,} steps: {', '.join(self.taken)}{''.join(rest)}{notes}"
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names of parts; a normaliser's statistics count as one."""
+    return ", ".join(dict.fromkeys("normalizer" if name.startswith("normalizer.") else name for name in names))
 
 
 Tensors = Mapping[str, torch.Tensor]
@@ -126,6 +130,7 @@ class _Transfer:
         with raise_on_mismatch():
             self._saved = agent_state(state)
         _check_normalizer(agent, self._saved)
+        self._check_activation()
         self.here: Units = dict(_units(agent))
         self.there: Units = dict(_saved_units(self._saved))
         self._names = config.init_parts
@@ -194,6 +199,26 @@ class _Transfer:
         self.new += [f"the deviation in {own}"] * (not calm) + [mine.beside] * bool(mine.beside)
         return [*mine.units]
 
+    def _check_activation(self) -> None:
+        """Weights between other activations have the same shapes and mean something else."""
+        ours, theirs = self._forms()
+        if not _images(self.here) and ours.get("activation") != theirs.get("activation", ours.get("activation")):
+            raise _refused(
+                f"the {self._algo} agent's layers have {theirs['activation']} between them, here it is "
+                f"{ours['activation']}; set activation to {theirs['activation']}, as there"
+            )
+
+    def _forms(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options that shape networks, here and there, as far as they have the same meaning."""
+        algo, one = self._config.algo, route(self._algo, self._config.algo)
+        ours = get_algorithm_spec(algo).options(self._config)
+        try:
+            theirs = get_algorithm_spec(self._algo).config(**self._state.config.get("algo_kwargs", {}))
+        except (ConfigError, TypeError):
+            return {}, {}
+        there = {**theirs.pick(_shared_form(type(ours), type(theirs))), **({} if one is None else one.implied)}
+        return ours.pick(there), there
+
     def _differs_by_design(self, unit: str, other: str) -> bool:
         """Whether critics of two algorithms differ in number or in normalisation: then they are new, unless they are
         asked for."""
@@ -215,25 +240,19 @@ class _Transfer:
         sizes = [f"{kind[0]}" if (kind := side.get(name)) else "none" for side in (theirs, ours)]
         at = f"{unit}.{name}".rstrip(".")
         raise _refused(
-            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}{self._advice()}, or name "
-            "the parts to take in init_parts"
+            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}{self._advice(unit, other)}, "
+            "or name the parts to take in init_parts"
         )
 
-    def _advice(self) -> str:
+    def _advice(self, unit: str = "", other: str = "") -> str:
         """Which options make the networks alike, as far as options do."""
-        try:
-            theirs = get_algorithm_spec(self._algo).config(**self._state.config.get("algo_kwargs", {}))
-        except (ConfigError, TypeError):
-            return "; make the networks alike"
-        ours = get_algorithm_spec(self._config.algo).options(self._config)
-        one = route(self._algo, self._config.algo)
-        wanted = {name: getattr(theirs, name) for name in _shared_form(type(ours), type(theirs))}
-        wanted |= {} if one is None else dict(one.implied)
-        settings = [
-            f"{name} to {list(value) if isinstance(value, tuple) else value}"
-            for name, value in wanted.items()
-            if getattr(ours, name) != value
-        ]
+        ours, theirs = self._forms()
+        wanted = {name: value for name, value in theirs.items() if ours[name] != value}
+        known = get_algorithm_spec(self._config.algo).config.model_fields
+        if unit.endswith("critics"):
+            here, there = (dict(zip(CRITICS_FORM, _ensemble(one))) for one in (self.here[unit], self.there[other]))
+            wanted |= {name: there[name] for name in CRITICS_FORM if name in known and there[name] != here[name]}
+        settings = [f"{name} to {option_text(value)}" for name, value in wanted.items()]
         return f"; set {' and '.join(settings)}, as there" if settings else "; make the networks alike"
 
     def _go_on_with_statistics(self) -> None:
@@ -350,6 +369,11 @@ def _grouped(name: str, tensors: Tensors) -> Iterator[tuple[str, Tensors]]:
 def _named(unit: str, names: Sequence[str]) -> bool:
     """Whether a part is to be taken; the normaliser belongs to every network that sees observations."""
     return not names or bool({"normalizer", *names} & set(unit.split(".")))
+
+
+def _images(units: Units) -> bool:
+    """Whether a network of these has convolutions."""
+    return any(tensor.ndim == 4 for tensors in units.values() for tensor in tensors.values())
 
 
 def _described(tensors: Tensors) -> dict[str, Any]:
