@@ -110,7 +110,9 @@ class ManagedAlgorithm:
         if self._loaded or self._checkpoint is None:
             result = self._spec.train(self.config, **context)
         else:
-            result = resume_training(self._checkpoint, set=self._changes(), **context)
+            changes = self._changes()
+            elsewhere = changes.pop("output_dir", None)
+            result = resume_training(self._checkpoint, output_dir=elsewhere, set=changes, **context)
         self._open(result.checkpoint_path)
         self._loaded, self._as_opened = False, self.config.plain()
         return result
@@ -156,7 +158,8 @@ class ManagedAlgorithm:
         else:
             state.buffer_state = None
             state.config = apply_overrides(state.config, changes)
-            self._spec.load(config_of(state, env=self._env), state, "cpu", env=self._env, network=self._network)
+            if changes:  # what cannot be loaded again is not saved
+                self._spec.load(config_of(state, env=self._env), state, "cpu", env=self._env, network=self._network)
         return save_checkpoint(path, state)
 
     @classmethod

@@ -240,8 +240,8 @@ class _Transfer:
         sizes = [f"{kind[0]}" if (kind := side.get(name)) else "none" for side in (theirs, ours)]
         at = f"{unit}.{name}".rstrip(".")
         raise _refused(
-            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}{self._advice(unit, other)}, "
-            "or name the parts to take in init_parts"
+            f"{at} of the {self._algo} agent has the shape {sizes[0]}, here it is {sizes[1]}"
+            f"{self._advice(unit, other)}, or name the parts to take in init_parts"
         )
 
     def _advice(self, unit: str = "", other: str = "") -> str:
