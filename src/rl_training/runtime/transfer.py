@@ -130,9 +130,9 @@ class _Transfer:
         with raise_on_mismatch():
             self._saved = agent_state(state)
         _check_normalizer(agent, self._saved)
-        self._check_activation()
         self.here: Units = dict(_units(agent))
         self.there: Units = dict(_saved_units(self._saved))
+        self._check_activation()
         self._names = config.init_parts
         for name in self._names:
             if not any(name in unit.split(".") for unit in self.here):
@@ -179,7 +179,7 @@ class _Transfer:
         mine = policy_of(self._config.algo, self._config.algo_kwargs, self.here)
         if mine is None or theirs is None:
             raise _refused(
-                f"a {self._config.algo} agent takes a policy of {self._algo} only between this package's networks"
+                f"a policy of {self._algo} becomes one of {self._config.algo} only where both are this package's networks"
             )
         if not any(_named(unit, self._names) for unit in mine.units):
             return []
