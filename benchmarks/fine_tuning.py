@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "fine_tuning"
 SEEDS = [1, 2, 3]
 NARROW = {"hidden_sizes": [64, 64]}  # of actors and critics: enough for these tasks, and cheaper
 ROLLOUTS = {"num_envs": 8}
-LENGTH = 2.0  # of the pole that is moved to; CartPole-v1's is 0.5
+LENGTH = 5.0  # of the pole that is moved to; CartPole-v1's is 0.5
 
 
 def long_pole() -> Any:
@@ -66,7 +66,7 @@ class Workshop:
         fields = {name: given.pop(name) for name in ("init_from", "num_envs") if name in given}
         config = TrainConfig(
             algo=algo, env_id=env_id, total_timesteps=steps, seed=seed, output_dir=self.folder, progress="off", threads=1,
-            eval_episodes=5, loggers=(), algo_kwargs=given, **fields,
+            eval_episodes=3, loggers=(), algo_kwargs={"eval_interval": steps // 4, **given}, **fields,
         )  # fmt: skip
         began = time.process_time()
         result = get_algorithm_spec(algo).train(config, env=env)
@@ -131,15 +131,15 @@ def iql_to_sac(shop: Workshop) -> Made:
         {"dataset_kind": "npz", "dataset_path": shop.data(shop.balancer, steps=10_000)},
     )
     return Made(
-        lambda seed: shop.train("iql", task, 5_000, seed, **data, **NARROW),
-        lambda seed, start: shop.train("sac", task, 5_000, seed, init_from=start, **NARROW),
+        lambda seed: shop.train("iql", task, 3_000, seed, **data, **NARROW),
+        lambda seed, start: shop.train("sac", task, 4_000, seed, init_from=start, **NARROW),
     )
 
 
 def moved(shop: Workshop) -> Made:
     return Made(
         lambda seed: shop.carter,
-        lambda seed, start: shop.train("ppo", "CartPole-v1", 16_384, seed, init_from=start, env=long_pole, **ROLLOUTS),
+        lambda seed, start: shop.train("ppo", "CartPole-v1", 8_192, seed, init_from=start, env=long_pole, **ROLLOUTS),
     )
 
 

@@ -116,6 +116,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # what an option is tried with, where it 
     "double": {"learning_rate": 0.1, "target_update_interval": 100, "gradient_updates_per_step": 3, "gamma": 1.0},
 }
 CHANGED: dict[str, Any] = {  # another value, where it is no number to be made larger and no flag to be turned
+    "activation": "relu",
     "learning_rate_schedule": "linear",
     "clip_coef_schedule": {"type": "linear", "end": 0.01},
     "ent_coef_schedule": {"type": "linear", "start": 0.5},

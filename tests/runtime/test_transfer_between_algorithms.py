@@ -32,7 +32,7 @@ class First(Callback):
         self.learner = trainer.algorithm
         carry = self.learner.initial_carry(len(self.obs))
         self.actions = self.learner.act(self.obs, carry=carry, deterministic=True).actions.copy()
-        self.state = {k: v for k, v in _flat(self.learner.state_dict())}
+        self.state = dict(_flat(self.learner.state_dict()))
 
 
 def _flat(state, prefix=""):
@@ -125,7 +125,6 @@ def test_critics_go_along_where_they_have_the_same_form(source, sources, tmp_pat
 
 def test_a_deviation_without_a_counterpart_starts_small_everywhere_and_is_named(sources, tmp_path, said):
     first, _ = started("sac", sources["td3_bc"], tmp_path)
-    _, log_std = first.learner.model.policy(torch.from_numpy(PENDULUM))
     assert first.state["model.actor.4.weight"].shape == (2, 256)
     assert not first.state["model.actor.4.weight"][1].any()
     assert float(first.state["model.actor.4.bias"][1].exp()) == pytest.approx(STARTING_STD)
@@ -152,8 +151,8 @@ def test_activations_and_sizes_that_are_set_otherwise_are_refused_with_the_optio
         with pytest.raises(ConfigError, match="init_from: ") as caught:
             started("ppo", sources["bc"], tmp_path, **options)
         assert advice in str(caught.value)
+    config = bare("rlpd", tmp_path).replace(init_from=str(sources["iql"].run_dir), init_parts=["actor", "critics"])
     with pytest.raises(ConfigError, match="set num_critics to 2 and layer_norm to false, as there"):
-        config = bare("rlpd", tmp_path).replace(init_from=str(sources["iql"].run_dir), init_parts=["actor", "critics"])
         get_algorithm_spec("rlpd").train(config)
     assert not list(tmp_path.iterdir())
 
@@ -175,7 +174,7 @@ def test_networks_of_ones_own_are_not_guessed_at(sources, tmp_path):
             return self.body(obs)
 
     result = BC(bare("bc", tmp_path / "own"), network=Own).learn()
-    with pytest.raises(ConfigError, match="only where both are this package's networks"):
+    with pytest.raises(ConfigError, match="only where both are of this package"):
         started("sac", result, tmp_path / "new")
 
 
@@ -192,7 +191,7 @@ def test_parts_can_be_named_between_algorithms(sources, tmp_path):
 
 
 def test_statistics_of_a_dataset_are_moved_only_slowly_by_what_is_seen_online(sources, tmp_path):
-    first, result = started("sac", sources["td3_bc"], tmp_path, First(only=False), steps=24)
+    _, result = started("sac", sources["td3_bc"], tmp_path, First(only=False), steps=24)
     fitted = load_checkpoint(sources["td3_bc"].checkpoint_path).algorithm_state["normalizer"]
     online = load_checkpoint(result.checkpoint_path).algorithm_state["normalizer"]
     assert float(online["count"]) == 100_000 + 24

@@ -179,7 +179,7 @@ class _Transfer:
         mine = policy_of(self._config.algo, self._config.algo_kwargs, self.here)
         if mine is None or theirs is None:
             raise _refused(
-                f"a policy of {self._algo} becomes one of {self._config.algo} only where both are this package's networks"
+                f"a policy of {self._algo} becomes one of {self._config.algo} only where both are of this package"
             )
         if not any(_named(unit, self._names) for unit in mine.units):
             return []
