@@ -30,7 +30,6 @@ assert run.gradient_steps == int(steps) > 500 and float(score) >= 195 and run.st
 assert [line.split()[0] for line in said[:-1]] == [str(500 * (i + 1)) for i in range(len(said) - 1)]
 """,
     "bc.md-0": "assert 5 <= float(said[0]) <= 100",
-    "configuration.md-0": "assert said[-1] == str(second.run_dir) != str(first.run_dir) and len(runs) == 2",
     "cql.md-0": TORQUE,
     "dqn.md-0": RETURN,
     "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",
@@ -56,6 +55,10 @@ assert low <= value <= high and at_least <= better <= at_most and list(shares) =
     "rlpd.md-0": TORQUE,
     "sac.md-0": TORQUE,
     "td3_bc.md-0": TORQUE,
+    "transfer.md-0": """
+assert said[-1] == str(third.run_dir) != str(online.run_dir) and len(runs) == 3
+assert all(run.config['algo_kwargs']['hidden_sizes'] == [32, 32] for run in runs)
+""",
 }
 HARNESS = """
 import contextlib, io, json, sys
