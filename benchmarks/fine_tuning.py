@@ -139,7 +139,7 @@ def iql_to_sac(shop: Workshop) -> Made:
 def moved(shop: Workshop) -> Made:
     return Made(
         lambda seed: shop.carter,
-        lambda seed, start: shop.train("ppo", "CartPole-v1", 8_192, seed, init_from=start, env=long_pole, **ROLLOUTS),
+        lambda seed, start: shop.train("ppo", "CartPole-v1", 4_096, seed, init_from=start, env=long_pole, **ROLLOUTS),
     )
 
 
