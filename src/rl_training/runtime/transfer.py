@@ -177,12 +177,12 @@ class _Transfer:
         saved = self._state.config
         theirs = policy_of(self._algo, saved.get("algo_kwargs", {}), self.there)
         mine = policy_of(self._config.algo, self._config.algo_kwargs, self.here)
+        if self._names and not any(_named(unit, self._names) for unit in ([] if mine is None else mine.units)):
+            return []
         if mine is None or theirs is None:
             raise _refused(
                 f"a policy of {self._algo} becomes one of {self._config.algo} only where both are of this package"
             )
-        if not any(_named(unit, self._names) for unit in mine.units):
-            return []
         if mine.shapes() != theirs.shapes():
             here, there = (", ".join(map(str, policy.shapes())) for policy in (mine, theirs))
             raise _refused(
