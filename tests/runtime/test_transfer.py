@@ -86,7 +86,7 @@ class Same(MLPActorCritic):
 
 OTHERS = {
     "total": {"total_timesteps": 64},
-    "seed and environments": {"seed": 5, "num_envs": 2},
+    "seed and environments": {"seed": 5, "num_envs": 2, "total_timesteps": 64},
     "options": {"algo_kwargs": {**tiny_config("ppo", Path()).algo_kwargs, "learning_rate": 0.01, "update_epochs": 1}},
     "environment": {"env_kwargs": {"max_episode_steps": 20}},
 }
