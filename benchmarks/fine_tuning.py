@@ -25,6 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "fine_tuning"
 SEEDS = [1, 2, 3]
 NARROW = {"hidden_sizes": [64, 64]}  # of actors and critics: enough for these tasks, and cheaper
 ROLLOUTS = {"num_envs": 8}
+MASS = 1.5  # of the second link that is moved to; Acrobot-v1's is 1
 LENGTH = 5.0  # of the pole that is moved to; CartPole-v1's is 0.5
 
 
@@ -35,6 +36,15 @@ def long_pole() -> Any:
     env: Any = gym.make("CartPole-v1")
     cart = env.unwrapped
     cart.length, cart.polemass_length = LENGTH, cart.masspole * LENGTH
+    return env
+
+
+def heavy_arm() -> Any:
+    """Acrobot-v1 with a heavier second link."""
+    import gymnasium as gym
+
+    env: Any = gym.make("Acrobot-v1")
+    env.unwrapped.LINK_MASS_2 = MASS
     return env
 
 
@@ -136,7 +146,14 @@ def iql_to_sac(shop: Workshop) -> Made:
     )
 
 
-def moved(shop: Workshop) -> Made:
+def moved_acrobot(shop: Workshop) -> Made:
+    return Made(
+        lambda seed: shop.swinger,
+        lambda seed, start: shop.train("ppo", "Acrobot-v1", 16_384, seed, init_from=start, env=heavy_arm, **ROLLOUTS),
+    )
+
+
+def moved_cartpole(shop: Workshop) -> Made:
     return Made(
         lambda seed: shop.carter,
         lambda seed, start: shop.train("ppo", "CartPole-v1", 4_096, seed, init_from=start, env=long_pole, **ROLLOUTS),
@@ -146,7 +163,8 @@ def moved(shop: Workshop) -> Made:
 ROWS = {
     "bc_to_ppo": (bc_to_ppo, "BC on 10 episodes of a PPO agent, then PPO, Acrobot-v1"),
     "iql_to_sac": (iql_to_sac, "IQL on 10,000 steps of a SAC agent, then SAC, InvertedDoublePendulum-v5"),
-    "moved": (moved, f"PPO from CartPole-v1, then PPO with a pole of length {LENGTH:g} instead of 0.5"),
+    "moved_acrobot": (moved_acrobot, f"PPO on Acrobot-v1, then PPO with a second link of mass {MASS:g} instead of 1"),
+    "moved_cartpole": (moved_cartpole, f"PPO on CartPole-v1, then PPO with a pole of length {LENGTH:g} instead of 0.5"),
 }
 
 
