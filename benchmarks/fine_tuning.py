@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "fine_tuning"
 SEEDS = [1, 2, 3]
 NARROW = {"hidden_sizes": [64, 64]}  # of actors and critics: enough for these tasks, and cheaper
 ROLLOUTS = {"num_envs": 8}
-MASS = 1.5  # of the second link that is moved to; Acrobot-v1's is 1
+MASS = 2.0  # of the second link that is moved to; Acrobot-v1's is 1
 LENGTH = 5.0  # of the pole that is moved to; CartPole-v1's is 0.5
 
 
