@@ -220,6 +220,9 @@ def test_optimizers_go_along_if_asked_where_all_of_their_parameters_do(sources, 
     get_algorithm_spec("sac").train(config, callbacks=[first])
     assert first.state["critic_optimizer.count"] > 0 and first.state["actor_optimizer.count"] == 0
     assert "critic_optimizer" in said[-1] and "actor_optimizer" not in said[-1]
+    part = config.replace(init_from=str(sources["sac"].run_dir), init_parts=["critics"])
+    get_algorithm_spec("sac").train(part, callbacks=[first])
+    assert first.state["critic_optimizer.count"] > 0 and first.state["actor_optimizer.count"] == 0
     with pytest.raises(ConfigError, match="init_optimizer: no optimizer of the bc agent fits"):
         get_algorithm_spec("sac").train(config.replace(init_from=str(sources["bc"].run_dir)))
 
@@ -232,6 +235,8 @@ def test_a_replay_buffer_goes_along_if_asked_and_learning_starts_at_once(sources
     there, here = (load_checkpoint(r.checkpoint_path).buffer_state["replay"] for r in (sources["sac"], result))
     count = there["size"]
     assert here["size"] == count + 20 and torch.equal(here["packed"][: count - 1], there["packed"][: count - 1])
+    ends = there["packed"][:, -1], here["packed"][:, -1]  # truncations are the last column
+    assert not ends[0].any() and ends[1].nonzero().flatten().tolist() == [count - 1]  # the old episode does not go on
     assert result.metrics["gradient_steps"] == 5  # from step 16 on, the size of a batch
     assert f"with {count} transitions of Pendulum-v1" in said[-1]
     saved = load_checkpoint(result.checkpoint_path).config["algo_kwargs"]
