@@ -100,6 +100,21 @@ def fractions_table() -> str:
     return "\n".join(lines)
 
 
+def tuned_table() -> str:
+    """Runs that start from a trained agent beside those that start from nothing."""
+
+    def shown(side: dict) -> str:
+        return f"{side['mean']:.0f} [{side['low']:.0f}, {side['high']:.0f}]"
+
+    lines = ["| what | steps | from nothing | before | from the trained agent | commit |", "|---|---|---|---|---|---|"]
+    for record in learning("fine_tuning"):
+        commit = (record["git"] or {}).get("commit", "")[:8]
+        sides = f"{shown(record['nothing'])} | {shown(record['untouched'])} | {shown(record['trained'])}"
+        lines.append(f"| {record['what']} | {record['total_timesteps']:,} | {sides} | {commit} |")
+    seeds = "Returns of the last checkpoint over 20 episodes, means over three seeds with 95 % intervals."
+    return "\n".join([*lines, "", seeds]) if len(lines) > 2 else "Not measured yet."
+
+
 def dreamer_table() -> str:
     """Where the time of Dreamer's update goes, and what a full buffer takes."""
     result = json.loads((RESULTS / "speed" / "dreamer.json").read_text())
@@ -184,6 +199,7 @@ def page(text: str) -> str:
             "fractions": fractions_table,
             "dreamer": dreamer_table,
             "device": device_table,
+            "tuned": tuned_table,
             "algorithms": algorithms_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"

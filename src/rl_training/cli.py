@@ -16,6 +16,7 @@ from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
 from rl_training.commands import agents, data, experiments, info, results, train
+from rl_training.commands.flags import settle_checkpoint
 
 if TYPE_CHECKING:
     from rl_training.commands.flags import Action
@@ -75,13 +76,16 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     """Parse the arguments; an unknown one is refused with the nearest known one."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
+    choices: Any = next(action for action in parser._actions if action.dest == "command").choices
+    command = choices[args.command]
+    rest, problem = settle_checkpoint(args, rest)
     if rest:
-        choices: Any = next(action for action in parser._actions if action.dest == "command").choices
-        command = choices[args.command]
         option = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
         close = difflib.get_close_matches(option, list(command._option_string_actions), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    if problem:
+        command.error(problem)
     return args
 
 

@@ -105,7 +105,7 @@ def test_the_command_exports_a_replay_and_collects_at_random(sac_run, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--random", "--output", "a.npz"], "give --checkpoint, or --random and --env"),
+        (["--random", "--output", "a.npz"], "name a run or a checkpoint, or give --random and --env"),
         (["--random", "--env", "CartPole-v1", "--output", "a.npz"], "say how many steps or how many episodes"),
         (["--random", "--env", "CartPole-v1", "--output", "a.txt", "--steps", "3"], "say what it is with --format"),
         (["--checkpoint", "nowhere", "--output", "a.npz", "--steps", "3"], "no checkpoint at nowhere"),

@@ -37,7 +37,6 @@ assert said[-1].startswith('ppo CartPole-v1: finished at step 8,') and [r['step'
 assert all(r['eval_short_return_mean'] <= 50 for r in rows if 'eval_short_return_mean' in r)
 assert [r['curriculum_stage'] for r in rows if 'curriculum_stage' in r] == [0, 1]
 """,
-    "configuration.md-0": "assert said[-1] == str(second.run_dir) != str(first.run_dir) and len(runs) == 2",
     "cql.md-0": TORQUE,
     "dqn.md-0": RETURN,
     "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",
@@ -75,6 +74,10 @@ assert low <= value <= high and at_least <= better <= at_most and list(shares) =
     "rlpd.md-0": TORQUE,
     "sac.md-0": TORQUE,
     "td3_bc.md-0": TORQUE,
+    "transfer.md-0": """
+assert said[-1] == str(third.run_dir) != str(online.run_dir) and len(runs) == 3
+assert all(run.config['algo_kwargs']['hidden_sizes'] == [32, 32] for run in runs)
+""",
 }
 HARNESS = """
 import contextlib, io, json, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -14,6 +15,7 @@ from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.workflows import resume_training
 from toys import tiny_config
@@ -76,6 +78,30 @@ def test_a_loaded_agent_in_another_environment_leaves_its_parent_as_it_was(paren
     managed.config = managed.config.replace(total_timesteps=32, env_kwargs={"max_episode_steps": 50})
     assert managed.learn().metrics["global_step"] == 32
     assert contents(parent.run_dir) == before
+
+
+class Same(MLPActorCritic):
+    """A network class of one's own, with the same parts."""
+
+
+OTHERS = {
+    "total": {"total_timesteps": 64},
+    "seed and environments": {"seed": 5, "num_envs": 2, "total_timesteps": 64},
+    "options": {"algo_kwargs": {**tiny_config("ppo", Path()).algo_kwargs, "learning_rate": 0.01, "update_epochs": 1}},
+    "environment": {"env_kwargs": {"max_episode_steps": 20}},
+}
+
+
+@pytest.mark.parametrize("change", [*OTHERS, "network"])
+def test_a_loaded_agent_learns_in_a_new_run_whatever_is_changed(change, parent):
+    before, early = contents(parent.run_dir), checkpoint(parent, 32)
+    managed = PPO.load(early, network=Same if change == "network" else None)
+    managed.config = managed.config.replace(**{"total_timesteps": 32, **OTHERS.get(change, {})})
+    child = managed.learn()
+    assert child.run_dir != parent.run_dir and contents(parent.run_dir) == before
+    facts = json.loads((child.run_dir / "metadata.json").read_text())["parent"]
+    assert (facts["path"], facts["step"]) == (str(early.resolve()), 32)
+    assert child.metrics["global_step"] == managed.config.total_timesteps
 
 
 def test_a_loaded_agent_starts_with_the_networks_of_its_checkpoint_and_nothing_else(parent):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class ManagedAlgorithm:
         self._spaces: Spaces | None = None
         self._checkpoint: Path | None = None
         self._loaded = False  # whether the agent was loaded, and learning makes a new run
+        self._as_opened = config.plain()  # the config that the agent, or its run, was made with
         self._references: dict[str, float] = {}
 
     @classmethod
@@ -97,6 +99,8 @@ class ManagedAlgorithm:
         """The learner with its trained networks."""
         if self._agent is None:
             raise ValueError("nothing trained yet; call learn() or load() first")
+        if self.config.algo_kwargs != self._options_as_opened:  # changed since: the agent is made with the new ones
+            self._open(self.checkpoint_path)
         return self._agent
 
     def learn(
@@ -105,7 +109,8 @@ class ManagedAlgorithm:
         """Train to ``config.total_timesteps``; called again, go on with the same run where it was.
 
         A loaded agent starts a new run, with its networks and everything else anew; the run that it comes from is left
-        as it is (``resume_training`` goes on with that).
+        as it is (``resume_training`` goes on with that). Options changed on ``config`` count: for a run that goes on,
+        those that may change while it does; others are refused.
         """
         from rl_training.runtime.workflows import resume_training
 
@@ -114,10 +119,21 @@ class ManagedAlgorithm:
         if self._loaded or self._checkpoint is None:
             result = self._spec.train(self.config, **context)
         else:
-            result = resume_training(self._checkpoint, total_timesteps=self.config.total_timesteps, **context)
+            changes = self._changes()
+            elsewhere = changes.pop("output_dir", None)
+            result = resume_training(self._checkpoint, output_dir=elsewhere, set=changes, **context)
         self._open(result.checkpoint_path)
-        self._loaded = False
+        self._loaded, self._as_opened = False, self.config.plain()
         return result
+
+    def _changes(self) -> dict[str, Any]:
+        """What was changed on the config since the agent was loaded or learned, by dotted name; options that were
+        removed have their defaults again."""
+        before, now = self._as_opened, self.config.plain()
+        changes = {name: value for name, value in now.items() if name != "algo_kwargs" and value != before[name]}
+        old, new, fields = before["algo_kwargs"], now["algo_kwargs"], self._spec.config.model_fields
+        names = [name for name in {**old, **new} if old.get(name, ...) != new.get(name, ...)]
+        return changes | {f"algo_kwargs.{n}": new[n] if n in new else fields[n].get_default() for n in names}
 
     def evaluate(self, num_episodes: int | None = None, deterministic: bool = True) -> dict[str, float]:
         """Play whole episodes in environments of evaluation: returns, lengths and scores."""
@@ -155,18 +171,27 @@ class ManagedAlgorithm:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""
         from rl_training.runtime.spec import predict
 
-        agent, spaces = self.agent, self._spaces
+        agent, spaces = self.agent, self._spaces  # the agent first: it may be opened anew
         assert spaces is not None  # they come with the agent
         action: int | np.ndarray = predict(agent, spaces, obs, deterministic=deterministic)
         return action
 
     def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:
-        """Save the agent and its config; with ``include_buffers``, everything that a resumed run needs."""
+        """Save the agent and its config; with ``include_buffers``, everything that a resumed run needs, whose config
+        may have changed as far as a run that goes on may change."""
         from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
+        from rl_training.experiment.yaml_config import apply_overrides
+        from rl_training.runtime.workflows import changed_config, config_of
 
         state = load_checkpoint(self.checkpoint_path, buffers=include_buffers)
-        if not include_buffers:
+        changes = self._changes()
+        if include_buffers:
+            state.config = changed_config(config_of(state, env=self._env), changes).plain()
+        else:
             state.buffer_state = None
+            state.config = apply_overrides(state.config, changes)
+            if changes:  # what cannot be loaded again is not saved
+                self._spec.load(config_of(state, env=self._env), state, "cpu", env=self._env, network=self._network)
         return save_checkpoint(path, state)
 
     @classmethod
@@ -189,14 +214,22 @@ class ManagedAlgorithm:
         """
         from rl_training.base.trust import trust_modules
         from rl_training.experiment.runs import find_checkpoint, run_dir_of
+        from rl_training.runtime.spec import decided_options
         from rl_training.runtime.workflows import config_of
 
         trust_modules(trust)
         found, state = find_checkpoint(path, buffers=False)
         parent = run_dir_of(found)
         beside = parent.parent if parent is not None else TrainConfig.model_fields["output_dir"].default
-        config = config_of(state, env=env).replace(
-            init_from=str(found), init_parts=(), output_dir=output_dir if output_dir is not None else beside
+        config = config_of(state, env=env)
+        left_open = decided_options(state)  # by the config that the run was made with: the new one decides anew
+        config = config.replace(
+            algo_kwargs={name: value for name, value in config.algo_kwargs.items() if name not in left_open},
+            init_from=str(found),
+            init_parts=(),
+            init_optimizer=False,
+            init_replay=False,
+            output_dir=output_dir if output_dir is not None else beside,
         )
         managed = cls(config, env=env, network=network)
         managed._open(found, state, device)
@@ -214,7 +247,7 @@ class ManagedAlgorithm:
         )
         with raise_on_mismatch():
             self._references = reference_returns(state.trainer_state)
-        self._checkpoint = path
+        self._checkpoint, self._options_as_opened = path, deepcopy(self.config.algo_kwargs)
 
 
 _NAMES = {entry.public: name for name, entry in ALGORITHMS.items()}

@@ -22,8 +22,8 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Add the commands of this module."""
-    evaluate = command("eval", _eval, "evaluate a checkpoint, or the newest one of a run")
-    checkpoint_argument(evaluate, "path")
+    evaluate = command("eval", _eval, "evaluate a trained agent")
+    checkpoint_argument(evaluate)
     evaluate.add_argument(
         "--episodes", type=count, metavar="N", help="how many episodes (default: the run's eval_episodes)"
     )
@@ -32,7 +32,7 @@ def add(command: Command) -> None:
     evaluate.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
 
     predict = command("predict", _predict, "the action a trained agent takes for an observation")
-    checkpoint_argument(predict, "path")
+    checkpoint_argument(predict)
     batch = "one observation or a batch of them, or - for standard input"
     predict.add_argument("--obs", required=True, metavar="JSON", help=batch)
     stochastic_argument(predict)
@@ -67,7 +67,7 @@ def _video(args: argparse.Namespace) -> None:
 
     film = Film(Path(args.output), fps=args.fps)
     env_id, metrics = record_checkpoint(
-        args.checkpoint, film, episodes=args.episodes, seed=args.seed, most_steps=args.max_steps,
+        args.path, film, episodes=args.episodes, seed=args.seed, most_steps=args.max_steps,
         deterministic=not args.stochastic, device=args.device,
     )  # fmt: skip
     length = f"{metrics['eval_length_mean']:.0f}"
@@ -83,7 +83,7 @@ def _export(args: argparse.Namespace) -> None:
     """Export a policy, and print the program that runs the file."""
     from rl_training.artifacts.export import export_checkpoint
 
-    exported = export_checkpoint(args.checkpoint, args.output, args.format)
+    exported = export_checkpoint(args.path, args.output, args.format)
     agreed = f"acts as the agent does on {exported.rows:,} observations"
     if exported.difference:
         agreed += f", to {exported.difference:.1g}"
@@ -128,16 +128,16 @@ def _inspect_model(args: argparse.Namespace) -> None:
         reconstruct_episode,
     )
 
-    config, agent = load_agent(args.checkpoint)
+    config, agent = load_agent(args.path)
     if isinstance(agent, Dreamer):
         episode = reconstruct_episode(config, agent, steps=args.steps, seed=args.seed)
-        title = f"{args.checkpoint}: {len(episode.real)} steps of its own"
+        title = f"{args.path}: {len(episode.real)} steps of its own"
         files = draw_reconstructions(episode, Path(args.output), title)
         errors = [np.abs(rows - episode.real).mean() for rows in (episode.reconstructed, episode.imagined)]
         print(f"{', '.join(map(str, files))}: mean error {errors[0]:.3g} looking, {errors[1]:.3g} imagining")
         return
     predictions = predict_episode(config, agent, steps=args.steps, seed=args.seed)
-    draw(predictions, Path(args.output), f"{args.checkpoint}: {len(predictions.rewards)} steps of random actions")
+    draw(predictions, Path(args.output), f"{args.path}: {len(predictions.rewards)} steps of random actions")
     first, last = (np.abs(predictions.predicted.mean(0) - predictions.real)[i].mean() for i in (1, -1))
     errors_text = f"{first:.3g} after one step, {last:.3g} after {len(predictions.rewards)}"
     print(f"{args.output}: mean error of observations {errors_text}")

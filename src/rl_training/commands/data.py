@@ -11,7 +11,7 @@ from typing import Any
 from rl_training.base.errors import printable
 from rl_training.base.modules import look_here
 from rl_training.base.trust import words_of_modules
-from rl_training.commands.flags import Command, count, trust_argument
+from rl_training.commands.flags import Command, checkpoint_argument, count
 
 __all__ = ["add"]
 
@@ -21,8 +21,7 @@ def add(command: Command) -> None:
     collect = command(
         "collect", _collect, "record a dataset from a trained agent, random actions, or a run's replay buffer"
     )
-    collect.add_argument("--checkpoint", metavar="PATH", help="a run directory or a checkpoint")
-    trust_argument(collect)
+    checkpoint_argument(collect, required=False)
     collect.add_argument("--env", metavar="ID", help="with --random and no checkpoint: the environment")
     collect.add_argument("--output", required=True, metavar="FILE", help="where to; for minari: the dataset's id")
     collect.add_argument("--format", choices=("npz", "hdf5", "minari"), help="default: by the file's ending")
@@ -67,25 +66,25 @@ def _collect(args: argparse.Namespace) -> None:
     from rl_training.runtime.workflows import config_of, find_checkpoint
 
     kind = _format(args.output, args.format)
-    if args.checkpoint is None and not (args.random and args.env):
-        raise ValueError("give --checkpoint, or --random and --env")
-    if args.env is not None and args.checkpoint is not None:
+    if args.path is None and not (args.random and args.env):
+        raise ValueError("name a run or a checkpoint, or give --random and --env")
+    if args.env is not None and args.path is not None:
         raise ValueError("--env goes with --random and no checkpoint; a checkpoint has its own environment")
     if args.from_replay and (args.steps or args.episodes or args.random):
         raise ValueError("--from-replay takes the whole buffer: --steps, --episodes and --random do not go with it")
-    if args.checkpoint is not None:
-        config = config_of(find_checkpoint(args.checkpoint, buffers=False)[1])
+    if args.path is not None:
+        config = config_of(find_checkpoint(args.path, buffers=False)[1])
     else:
         look_here(words_of_modules(args.env))
         config = TrainConfig(algo="bc", env_id=args.env)
     if args.from_replay:
-        data = collection.export_replay(args.checkpoint)
+        data = collection.export_replay(args.path)
     else:
         much = {"steps": args.steps, "episodes": args.episodes, "seed": args.seed, "progress": "auto"}
         if args.random:
             data = collect(config, None, **much)
         else:
-            data = collect_from_checkpoint(args.checkpoint, deterministic=args.deterministic, **much)
+            data = collect_from_checkpoint(args.path, deterministic=args.deterministic, **much)
     collection.add_returns(data)
     collection.add_references(data, config, seed=args.seed, expert=args.expert)
     if kind == "minari":

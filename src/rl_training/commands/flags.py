@@ -27,11 +27,13 @@ __all__ = [
     "rate",
     "resolved",
     "score",
+    "settle_checkpoint",
     "stochastic_argument",
     "trust_argument",
 ]
 
 Action = Callable[[argparse.Namespace], int | None]  # what a command does; its exit code
+AGENT = "a run directory, RUN/best, or a checkpoint file"
 Command = Callable[[str, Action, str], argparse.ArgumentParser]  # (name, what it does, help) -> its parser
 
 
@@ -48,9 +50,7 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
     parser.add_argument("--output-dir", metavar="DIR", help="where run directories are made")
     parser.add_argument("--num-envs", type=count, metavar="N", help="environments stepped together")
     parser.add_argument("--eval-episodes", type=count, metavar="N", help="episodes per evaluation")
-    parser.add_argument(
-        "--init-from", metavar="PATH", help="a run directory or checkpoint whose networks the new run starts with"
-    )
+    parser.add_argument("--init-from", metavar="PATH", help=f"{AGENT}, whose networks the new run starts with")
     parser.add_argument(
         "--set",
         action="append",
@@ -61,14 +61,26 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
     )
 
 
-def checkpoint_argument(parser: argparse.ArgumentParser, name: str = "--checkpoint") -> None:
-    """Add the argument that names a trained agent."""
-    meaning = "a run directory or a checkpoint"
-    if name.startswith("-"):
-        parser.add_argument(name, required=True, metavar="PATH", help=meaning)
-    else:
-        parser.add_argument(name, help=meaning)
+def checkpoint_argument(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the argument that names a trained agent, to be found in ``path``; ``--checkpoint`` is its older form."""
+    parser.add_argument("agent", nargs="?", metavar="RUN", help=AGENT if required else f"{AGENT} (not with --env)")
+    parser.add_argument("--checkpoint", metavar="RUN", help=argparse.SUPPRESS)
+    parser.set_defaults(agent_required=required)
     trust_argument(parser)
+
+
+def settle_checkpoint(args: argparse.Namespace, rest: list[str]) -> tuple[list[str], str]:
+    """Put the agent that the arguments name into ``args.path``; what is left of ``rest``, and what is wrong, if
+    anything is. The name may stand behind options, where argparse does not look for it."""
+    if not hasattr(args, "agent_required"):
+        return rest, ""
+    if args.agent is None and rest and not rest[0].startswith("-"):
+        args.agent, *rest = rest
+    if None not in (args.agent, args.checkpoint):
+        return rest, f"the agent is named twice, as {args.agent} and by --checkpoint {args.checkpoint}"
+    args.path = args.agent if args.agent is not None else args.checkpoint
+    missing = args.path is None and args.agent_required
+    return rest, f"say which agent: {AGENT}" if missing else ""
 
 
 def trust_argument(parser: argparse.ArgumentParser) -> None:

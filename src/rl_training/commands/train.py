@@ -37,12 +37,19 @@ def add(command: Command) -> None:
     train.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     resume = command("resume", _resume, "go on with a stopped run, exactly as if it had never stopped")
-    checkpoint_argument(resume, "path")
+    checkpoint_argument(resume)
     resume.add_argument("--total-timesteps", type=count, metavar="N", help="a new total (default: the run's own)")
     resume.add_argument(
         "--output-dir", metavar="DIR", help="go on in a new run directory in here (default: the checkpoint's own run)"
     )
     resume.add_argument("--eval-episodes", type=count, metavar="N", help="episodes per evaluation")
+    resume.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change an option on which nothing depends that is learned, e.g. keep_checkpoints=9; repeatable",
+    )
     resume.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
@@ -56,10 +63,15 @@ def _train(args: argparse.Namespace) -> int:
 
 @goes_on_unread
 def _resume(args: argparse.Namespace) -> int:
+    from rl_training.experiment.yaml_config import parse_override
     from rl_training.runtime.workflows import resume_training
 
     result = resume_training(
-        args.path, total_timesteps=args.total_timesteps, output_dir=args.output_dir, eval_episodes=args.eval_episodes
+        args.path,
+        total_timesteps=args.total_timesteps,
+        output_dir=args.output_dir,
+        eval_episodes=args.eval_episodes,
+        set=dict(parse_override(text) for text in args.set),
     )
     return _report(result, args.json)
 

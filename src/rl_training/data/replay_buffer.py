@@ -70,6 +70,11 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def single(self) -> bool:
+        """Whether every row stands for itself: a transition of one step, whose images are no other row's too."""
+        return self._window is None and not isinstance(self._layout, FrameLayout)
+
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
         """Append one row or many; every value has the same leading length."""
         rewards = np.asarray(rewards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, field_validator
 
@@ -20,6 +20,12 @@ class TrainConfig(Options):
     """The config of a run: algorithm, environment, length, output, and the options of each."""
 
     model_config = ConfigDict(extra="forbid", frozen=False, strict=True, validate_assignment=True)
+
+    # what may change when a run goes on: nothing that is learned depends on these
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (
+        *("total_timesteps", "eval_episodes", "log_interval", "checkpoint_interval", "checkpoint_minutes"),
+        *("keep_checkpoints", "record_video", "loggers", "wandb_project", "tags", "progress", "env_limit_seconds"),
+    )
 
     algo: str = Field(description="registry name of the algorithm, e.g. ppo")
     env_id: str = Field(
@@ -63,9 +69,11 @@ class TrainConfig(Options):
     threads: int | Literal["auto"] = opt("auto", "torch threads; auto: by network width, at most OMP_NUM_THREADS")
     progress: Literal["auto", "bar", "lines", "off"] = opt("auto", "bar in a terminal, lines elsewhere, or off")
     init_from: str | None = opt(
-        None, "a run directory or checkpoint whose networks a new run starts with; null: networks drawn at random"
+        None, "RUN, RUN/best or a checkpoint, whose networks a new run starts with; null: networks drawn at random"
     )
     init_parts: Strings = opt((), "names of the parts to take from it, such as actor or world_model; none: all")
+    init_optimizer: bool = opt(False, "take the state of the optimizers of those parts too")
+    init_replay: bool = opt(False, "take its replay buffer too")
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")
     env_kwargs: dict[str, Any] = opt({}, "gym.make arguments, time limit and wrappers")
 

@@ -33,6 +33,7 @@ from rl_training.experiment.commit import git_commit
 from rl_training.experiment.config import TrainConfig
 
 __all__ = [
+    "BEST",
     "SUFFIX",
     "RunContext",
     "checkpoint_name",
@@ -42,6 +43,7 @@ __all__ = [
     "find_checkpoint",
     "git_commit",
     "list_checkpoints",
+    "named_checkpoint",
     "newest_checkpoint",
     "open_run_context",
     "processor",
@@ -54,6 +56,8 @@ __all__ = [
     "write_metadata",
 ]
 
+BEST = "best"  # of a run's checkpoints, that of the best evaluation
+PROGRAMS = (".onnx", ".pt2")  # endings of exported policies
 FILES = {
     "checkpoints_dir": "checkpoints",
     "tensorboard_dir": "tensorboard",
@@ -234,14 +238,31 @@ def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Pat
 
 
 def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:
-    """Load a checkpoint file, or the newest whole one of a run directory."""
-    path = Path(path)
+    """Load the checkpoint that ``path`` names: a file; of a run directory ``RUN`` its newest whole one; of ``RUN/best``
+    that of its best evaluation."""
+    path = named_checkpoint(path)
+    if path.suffix in PROGRAMS and not path.is_dir():
+        raise CheckpointError(
+            f"{path} is an exported program, which acts and cannot be loaded or trained further: name the run or the "
+            "checkpoint that it was exported from, or a file of agent.save"
+        )
     if not path.is_dir():
         return path, load_checkpoint(path, buffers=buffers)
     found, state, problems = newest_checkpoint(path, buffers=buffers)
     for problem in problems:
         warnings.warn(f"{problem}; going back to {found.name}", stacklevel=2)
     return found, state
+
+
+def named_checkpoint(path: str | Path) -> Path:
+    """The path that a name of a trained agent stands for: ``RUN/best`` is a file among the run's checkpoints."""
+    path = Path(path)
+    if path.name != BEST or path.exists():
+        return path
+    folder = path.parent if path.parent.name == "checkpoints" else path.parent / FILES["checkpoints_dir"]
+    if folder.is_dir() and not (folder / f"{BEST}{SUFFIX}").exists():
+        raise CheckpointError(f"{path.parent} has no best checkpoint: the run was not evaluated yet")
+    return folder / f"{BEST}{SUFFIX}" if folder.is_dir() else path
 
 
 def drop_later_checkpoints(context: RunContext, step: int) -> None:

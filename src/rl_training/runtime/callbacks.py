@@ -64,6 +64,14 @@ class CallbackList:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not isinstance(state, dict):
             raise ValueError("the states of callbacks are a mapping")
-        for name, cb in self._stateful.items():
-            if name in state:
-                cb.load_state_dict(state[name])
+        for kind in {name.partition(":")[2] for name in self._stateful}:
+            # by order among those of a type: a resumed run may have been given other callbacks beside them
+            ours, saved = _of(kind, self._stateful), _of(kind, state)
+            for cb, one in zip(ours, saved):
+                cb.load_state_dict(one)
+
+
+def _of(kind: str, named: Mapping[str, Any]) -> list[Any]:
+    """The values whose name is that of a type, in the order of their positions."""
+    found = [name for name in named if name.partition(":")[2] == kind]
+    return [named[name] for name in sorted(found, key=lambda name: int(name.partition(":")[0]))]

@@ -44,6 +44,7 @@ class DQNOptions(NetworkOptions, OptimizerOptions, OffPolicyOptions):
     TITLE = "dqn"
     NETWORK: ClassVar[set[str]] = {"hidden_sizes", "dueling", "noisy"}
     LEARNER: ClassVar[set[str]] = {"learning_rate", "adam_epsilon", "max_grad_norm", "gamma", "target_update_interval"}
+    FORM: ClassVar[tuple[str, ...]] = (*OffPolicyOptions.FORM, "dueling", "noisy")
     batch_size: int = opt(128, "transitions per update", ge=1)
     train_frequency: int = opt(2, "environment steps between updates, whatever the number of environments", ge=1)
     hidden_sizes: Sizes = opt(
@@ -120,6 +121,7 @@ class QRDQNOptions(DQNOptions):
     TITLE = "qr_dqn"
     NETWORK = {*DQNOptions.NETWORK, "num_quantiles"}
     LEARNER = {*DQNOptions.LEARNER, "num_quantiles", "kappa"}
+    FORM = (*DQNOptions.FORM, "num_quantiles")
     num_quantiles: int = opt(50, "quantiles of each action's return", ge=1)
     kappa: float = opt(1.0, "threshold of the Huber loss: errors up to this size count squared", gt=0)
 
@@ -130,6 +132,7 @@ class IQNOptions(QRDQNOptions):
     TITLE = "iqn"
     NETWORK = {*QRDQNOptions.NETWORK, "embedding_dim"}
     LEARNER = {*QRDQNOptions.LEARNER, "action_samples", "stratified"}
+    FORM = (*DQNOptions.FORM, "embedding_dim")
     stratified: bool = opt(
         False, "draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper"
     )
@@ -147,6 +150,7 @@ class FQFOptions(QRDQNOptions):
         *QRDQNOptions.LEARNER,
         *("fraction_learning_rate", "fraction_scaling", "train_at_fractions", "entropy_coef"),
     }
+    FORM = (*QRDQNOptions.FORM, "embedding_dim")
     num_quantiles: int = opt(32, "fractions proposed for each observation", ge=2)
     embedding_dim: int = opt(64, "cosines that embed a fraction", ge=1)
     fraction_learning_rate: float = opt(1e-3, "step size of RMSprop for the fractions", gt=0)

@@ -42,6 +42,7 @@ class MBPOOptions(RolloutOptions, ReplayOptions):
     """MBPO's options."""
 
     TITLE = "mbpo"
+    FORM: ClassVar[tuple[str, ...]] = (*ReplayOptions.FORM, *RolloutOptions.NETWORKS)
     BY_TASK: ClassVar[tuple[str, ...]] = ("learning_starts", "initial_random_steps", "target_entropy")
     batch_size: int = opt(256, "transitions per policy update", ge=1)
     learning_starts: int = opt(

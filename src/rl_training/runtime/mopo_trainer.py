@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import ClassVar
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.mopo import MOPO, Penalty
@@ -22,6 +23,7 @@ class MOPOOptions(RolloutOptions, OfflineOptions):
     """MOPO's options."""
 
     TITLE = "mopo"
+    FORM: ClassVar[tuple[str, ...]] = (*OfflineOptions.FORM, *RolloutOptions.NETWORKS)
     rollout_batch_size: int = opt(10_000, "rollouts begun at each refresh", ge=1)
     rollout_horizon: int = opt(5, "steps of a rollout", ge=1)
     rollouts_retained: int = opt(5, "refreshes whose rollouts are kept", ge=1)

@@ -34,6 +34,8 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
+    trained: bool = False  # the run starts with a policy that was trained before
+    stocked: bool = False  # and with a replay buffer that was filled before
     time_limit: Callable[[], int | None] = lambda: (
         None
     )  # the steps after which episodes are truncated; makes one to see
@@ -45,6 +47,11 @@ class AlgorithmOptions(Options):
     BY_TASK: ClassVar[
         tuple[str, ...]
     ] = ()  # options for which a new run takes ``for_task``'s value unless they are set
+
+    # options that shape networks; where they are open, a run takes those of the agent that it starts from
+    FORM: ClassVar[tuple[str, ...]] = ("hidden_sizes", "normalize_observations", "activation")
+    OWN_ACTIVATION: ClassVar[str] = "relu"  # of hidden layers for vectors, unless an option says otherwise
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("eval_interval", "early_stopping", "max_updates", "max_epochs")
 
     eval_interval: int | None = opt(
         None, "environment steps between evaluations; null: twenty per run; 0: only at the end", ge=0

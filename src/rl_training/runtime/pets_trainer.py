@@ -25,6 +25,7 @@ class PETSOptions(ModelOptions, ReplayOptions):
 
     TITLE = "pets"
     BY_TASK: ClassVar[tuple[str, ...]] = (*ReplayOptions.BY_TASK, "planner", "planning_horizon")
+    FORM: ClassVar[tuple[str, ...]] = ("model_hidden_sizes", "num_ensembles", "standardise_targets")
     gradient_updates_per_step: ClassVar[int] = 1
     eval_interval: int | None = opt(
         0,

@@ -29,6 +29,7 @@ class PPGOptions(PPOOptions):
 
     TITLE = "ppg"
     BY_TASK: ClassVar[tuple[str, ...]] = (*PPOOptions.BY_TASK, "architecture")
+    FORM: ClassVar[tuple[str, ...]] = (*PPOOptions.FORM, "architecture")
     normalize_advantages: bool = opt(True, "zero mean and unit deviation over the whole rollout")
     architecture: Architecture = opt(
         "detach",

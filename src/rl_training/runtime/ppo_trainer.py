@@ -20,6 +20,7 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
 
     TITLE = "ppo"
     BY_TASK: ClassVar[tuple[str, ...]] = (*OnPolicyOptions.BY_TASK, "initial_log_std")
+    OWN_ACTIVATION: ClassVar[str] = "tanh"
     hidden_sizes: Sizes = opt((64, 64), "widths of the hidden layers (images: the last one is the number of features)")
     learning_rate: float = opt(3e-4, "step size of Adam", gt=0)
     clip_coef: float = opt(0.2, "how far the policy's probabilities may move in one rollout", gt=0)

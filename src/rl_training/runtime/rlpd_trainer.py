@@ -42,6 +42,7 @@ class RLPDOptions(DatasetOptions, SACOptions):
 
     TITLE = "rlpd"
     BY_TASK: ClassVar[tuple[str, ...]] = ReplayOptions.BY_TASK
+    FORM: ClassVar[tuple[str, ...]] = (*SACOptions.FORM, "num_critics", "layer_norm")
     learning_rate: float = opt(3e-4, "step size of Adam, for actor, critics and temperature", gt=0)
     alpha: Temperature = opt("auto", "temperature: a number, or auto to tune it to target_entropy")
     learning_starts: int = opt(5_000, "environment steps before updates; by task: at most a tenth of the run", ge=0)

@@ -59,6 +59,7 @@ class Run(Counters):
         self._on_update, self._on_collect, self._on_batch, self._on_episode = map(self.callbacks.hooks, names)
         self._collector: Collector | None = None
         self.options, self.chosen = options, chosen
+        self.decided: tuple[str, ...] = tuple(chosen)  # of a resumed run too: options that its config had left open
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState(run=self)
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)

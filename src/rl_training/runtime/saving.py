@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,12 @@ class CannotResume(TrainingFailure, ValueError):
 class Saver:
     """Writes the checkpoints of a run: never a state that is not finite, only the newest few, and the best agent's."""
 
-    def __init__(self, context: RunContext, config: TrainConfig, *, own_env: bool = False) -> None:
-        """``own_env``: the environment was given as an object, so its id may not make another."""
+    def __init__(
+        self, context: RunContext, config: TrainConfig, *, own_env: bool = False, decided: Sequence[str] = ()
+    ) -> None:
+        """``own_env``: the environment was given as an object, so its id may not make another. ``decided``: options
+        that the config had left open, which a run that starts from this one decides anew."""
+        self._decided = list(decided)
         self._context, self._config, self._own_env = context, config, own_env
         self._folder = _identity(context.run_dir)
         self._saved_step, self.stale = -1, False  # stale: something has changed since the last save of this step
@@ -78,7 +82,7 @@ class Saver:
 
     def save_best(self, agent: Learner, run: Counters, evaluator: Evaluator) -> None:
         """The agent alone: it can be evaluated, not resumed."""
-        self._write(self._context.checkpoints_dir / f"best{SUFFIX}", agent.state_dict(), None, run, evaluator)
+        self._write(self._context.checkpoints_dir / f"{runs.BEST}{SUFFIX}", agent.state_dict(), None, run, evaluator)
 
     def _write(
         self,
@@ -99,7 +103,7 @@ class Saver:
         facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
         # evaluations are no part of the state: they depend on when they happened
         evaluations = {"best_eval": evaluator.best, "last_eval": evaluator.metrics or None}
-        metadata = {**facts, "own_env": self._own_env, **evaluations, **notes}
+        metadata = {**facts, "own_env": self._own_env, "chosen": self._decided, **evaluations, **notes}
         state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)
@@ -125,7 +129,10 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 def refuse_agent_alone(state: CheckpointState) -> None:
     """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
     if state.buffer_state is None:
-        raise CannotResume("this checkpoint holds the agent alone (a 'best' or an exported one) and cannot be resumed")
+        raise CannotResume(
+            "this checkpoint holds the agent alone (a 'best', or a file of agent.save) and cannot be resumed; a new "
+            "run can start with its networks (--init-from, or init_from=)"
+        )
 
 
 def restore(run: Counters, loop: Loop, state: CheckpointState, total_steps: int) -> None:

@@ -43,12 +43,13 @@ from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.transfer import start_from
+from rl_training.runtime.transfer import adopted_options, start_from, take_replay
 from rl_training.tracking.loggers import Logger, Loggers
 
-__all__ = ["AlgorithmSpec", "Blueprint", "Network", "predict", "saved_options", "with_options"]
+__all__ = ["AlgorithmSpec", "Blueprint", "Network", "decided_options", "predict", "saved_options", "with_options"]
 
 Network = Callable[..., torch.nn.Module]
+POLICIES = {"actor", "model", "policy", "q_network"}  # parts that act
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,13 @@ class AlgorithmSpec:
             raise error.under("algo_kwargs") from None
 
     def chosen(self, config: TrainConfig, factory: EnvFactory, spaces: Spaces) -> dict[str, Any]:
-        """The options that a new run takes from its task, because the config leaves them open."""
-        task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, config.algo_kwargs)
-        return self.config.chosen(task._replace(time_limit=factory.time_limit))
+        """The options that a new run takes from the agent that it starts from, or from its task, because the config
+        leaves them open."""
+        form = {} if config.init_from is None else adopted_options(config, self.config)
+        given = {**form, **config.algo_kwargs}
+        acts = config.init_from is not None and (not config.init_parts or bool(POLICIES & {*config.init_parts}))
+        task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, given, acts, config.init_replay)
+        return {**form, **self.config.chosen(task._replace(time_limit=factory.time_limit))}
 
     def complete(self, config: TrainConfig) -> TrainConfig:
         """The config as a new run takes it, with the options that its task decides."""
@@ -170,6 +175,8 @@ class AlgorithmSpec:
         run = Run(
             config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
         )
+        if checkpoint_state is not None:
+            run.decided = decided_options(checkpoint_state)
         agent = self._built(options, plan, checkpoint_state)
         if checkpoint_state is None and config.init_from is not None:
             run.origin = start_from(agent, config)
@@ -177,6 +184,8 @@ class AlgorithmSpec:
             set_precision(agent, config.precision)
         loop = self.loop(run, agent, options)
         try:
+            if run.origin is not None and config.init_replay:
+                take_replay(loop, config, run.origin)
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
             if run.origin is not None:
                 write_metadata(context, {"parent": run.origin.facts()})
@@ -187,6 +196,9 @@ class AlgorithmSpec:
     def _checked(self, config: TrainConfig, env: EnvSource | None, loggers: Sequence[Logger]) -> EnvFactory:
         """Refuse every mistake that shows before anything is made; returns what makes the environments."""
         self.options(config)
+        for name in ("init_parts", "init_optimizer", "init_replay"):
+            if getattr(config, name) and config.init_from is None:
+                raise ConfigError([((name,), "does nothing without init_from")])
         Loggers.check(config, loggers)
         watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)
@@ -269,6 +281,12 @@ def with_options(config: TrainConfig, options: dict[str, Any]) -> TrainConfig:
 def saved_options(state: CheckpointState) -> dict[str, Any]:
     """The algorithm options that a checkpoint's run was made with, those chosen by its task included."""
     return dict(state.config.get("algo_kwargs", {}))
+
+
+def decided_options(state: CheckpointState) -> tuple[str, ...]:
+    """Which of a run's options its config had left open; none for a checkpoint that does not say."""
+    names = state.metadata.get("chosen")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:

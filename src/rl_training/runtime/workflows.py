@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from rl_training.base.trust import require_trusted, trust_modules
 from rl_training.experiment.checkpointing import CheckpointError, CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import find_checkpoint, run_dir_of
+from rl_training.experiment.runs import find_checkpoint, named_checkpoint, run_dir_of
+from rl_training.experiment.yaml_config import apply_overrides, check_names
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.saving import refuse_agent_alone
 from rl_training.runtime.trainer import TrainResult
 
 __all__ = [
+    "changed_config",
     "config_of",
     "evaluate_checkpoint",
     "find_checkpoint",
@@ -81,6 +84,7 @@ def resume_training(
     total_timesteps: int | None = None,
     output_dir: str | Path | None = None,
     eval_episodes: int | None = None,
+    set: Mapping[str, Any] | None = None,
     run_suffix: str | None = None,
     callbacks: list[Callback] | None = None,
     trust: str | Iterable[str] = (),
@@ -88,17 +92,20 @@ def resume_training(
 ) -> TrainResult:
     """Resume from a checkpoint or the newest one of a run, in the same directory unless another is given.
 
+    ``set`` changes options by their names in a config (``{"algo_kwargs.eval_interval": 500}``): those on which nothing
+    depends that is learned, ``CHANGEABLE`` of TrainConfig and of AlgorithmOptions. Any other change is refused.
     A checkpoint that lies in no run directory needs ``output_dir``: what it names itself is not written to.
     ``context`` passes again what the run was started with: ``env=``, ``network=``, ``loggers=``. ``trust`` names
     modules that the file's environment may be imported from.
     """
     trust_modules(trust)
     given = {"total_timesteps": total_timesteps, "output_dir": output_dir, "eval_episodes": eval_episodes}
-    same = _run_dir(Path(path)) if output_dir is None and run_suffix is None else None
+    same = _run_dir(named_checkpoint(path)) if output_dir is None and run_suffix is None else None
     # locked before the checkpoint is chosen: another process may be about to write a newer one
     with lock_folder(same) if same is not None else contextlib.nullcontext():
         found, state = find_checkpoint(path, buffers=True)
         config = config_of(state, env=context.get("env"))
+        config = changed_config(config, set or {})
         config = config.replace(**{name: value for name, value in given.items() if value is not None})
         refuse_agent_alone(state)
         if output_dir is None and run_dir_of(found) is None:
@@ -115,6 +122,40 @@ def resume_training(
             locked=same is not None,
             **context,
         )
+
+
+def changed_config(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """The config of a run that goes on with other values of options, given by dotted name.
+
+    A run whose learning would change is another run: such changes are refused, and so are unknown names.
+    """
+    if not changes:
+        return config
+    values, spec = config.plain(), get_algorithm_spec(config.algo)
+    before = deepcopy(values)
+    apply_overrides(values, dict(changes))
+    check_names(values, dict(changes))
+    new = TrainConfig(**values)
+    spec.options(new)
+    may = (*TrainConfig.CHANGEABLE, *(f"algo_kwargs.{name}" for name in spec.config.CHANGEABLE))
+    for name in changes:
+        within = any(name == known or name.startswith(f"{known}.") for known in may)
+        if not within and _at(values, name) != _at(before, name):
+            raise ConfigError([((name,), _cannot_change(may))])
+    return new
+
+
+def _at(values: Mapping[str, Any], dotted: str) -> Any:
+    for part in dotted.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None  # type: ignore[assignment]
+    return values
+
+
+def _cannot_change(may: Iterable[str]) -> str:
+    return (
+        "cannot change while a run goes on, because what it learns would no longer be one run's; start a new run with "
+        f"its networks instead (train --init-from RUN, or init_from=). These can change: {', '.join(may)}"
+    )
 
 
 def _run_dir(path: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,6 +57,8 @@ class ModelOptions(Options):
 
 class RolloutOptions(SoftOptions, ModelOptions):
     """Options of fits with a holdout, of rollouts, and of the policy that learns from them."""
+
+    NETWORKS: ClassVar[tuple[str, ...]] = ("layer_norm", "model_hidden_sizes", "num_ensembles", "standardise_targets")
 
     num_elites: int = opt(5, "members, the best on held-out data, that rollouts use", ge=1)
     model_batch_size: int = opt(256, "transitions per gradient step of each member", ge=1)

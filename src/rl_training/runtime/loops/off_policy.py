@@ -38,6 +38,16 @@ class ReplayOptions(AlgorithmOptions):
         tenth = task.total_timesteps // 10
         return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
 
+    @classmethod
+    def chosen(cls, task: Task) -> dict[str, Any]:
+        """A policy that was trained before acts from the first step, and learns at once from what is stored."""
+        chosen, changes = super().chosen(task), {}
+        if task.trained:
+            changes["initial_random_steps"] = 0
+        if task.stocked:
+            changes["learning_starts"] = 0
+        return {name: changes.get(name, value) for name, value in chosen.items()}
+
     @staticmethod
     def warm_up(task: Task, steps: int) -> dict[str, int]:
         """``steps`` before learning starts, all of them random; a warm-up that is set is random throughout too."""
@@ -82,11 +92,12 @@ def make_replay(
     device: str | torch.device | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """A buffer for the run's transitions; never larger than all of them. ``device``: where batches go; None: to the
-    run's."""
-    spaces = run.spaces
+    """A buffer for the run's transitions, no larger than all of them unless it takes over others. ``device``: where
+    batches go; None: to the run's."""
+    spaces, config = run.spaces, run.config
+    most = cfg.buffer_capacity if config.init_replay else config.total_timesteps + config.num_envs
     return kind(
-        min(cfg.buffer_capacity, run.config.total_timesteps + run.config.num_envs),
+        min(cfg.buffer_capacity, most),
         spaces.obs_shape, spaces.action_shape, device or run.device, spaces.obs_dtype, spaces.action_dtype,
         rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
     )  # fmt: skip

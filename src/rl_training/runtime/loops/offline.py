@@ -64,7 +64,8 @@ class OfflineLoop(Loop):
         self.data = PriorData(data, run.spaces, device or run.device, run.rng("dataset sampling"))
         self._source: Source = self.data
         run.set_reference_returns(data.meta)
-        if agent.normalizer is not None:
+        given = run.origin is not None and "normalizer.mean" in run.origin.taken  # what networks were trained with
+        if agent.normalizer is not None and not given:
             agent.normalizer.fit(data.obs.numpy())
 
     def expected_updates(self, total_timesteps: int) -> int:
