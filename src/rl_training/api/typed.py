@@ -89,10 +89,14 @@ class RunOptions(TypedDict, total=False):
     record_video: int
     """episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none (≥ 0); default:
     0"""
-    loggers: list[Literal["tensorboard", "csv", "wandb"]] | tuple[Literal["tensorboard", "csv", "wandb"], ...]
-    """tensorboard, csv, wandb: where metrics go, beside metrics.jsonl; default: [tensorboard]"""
+    loggers: list[Literal["tensorboard", "csv", "wandb", "mlflow"]] | tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...]
+    """tensorboard, csv, wandb, mlflow: where metrics go, beside metrics.jsonl; default: [tensorboard]"""
     wandb_project: str | None
     """project in Weights & Biases; None: WANDB_PROJECT, or rl_training; default: None"""
+    mlflow_experiment: str | None
+    """experiment in MLflow; None: MLFLOW_EXPERIMENT_NAME, or rl_training; default: None"""
+    log_info: list[str] | tuple[str, ...]
+    """numbers of an episode's last info to log as info/NAME, beside the rate of success; default: []"""
     tags: list[str] | tuple[str, ...]
     """free labels, kept with the run; default: []"""
     compile: bool | Literal["safe", "auto"]
@@ -105,10 +109,14 @@ class RunOptions(TypedDict, total=False):
     progress: Literal["auto", "bar", "lines", "off"]
     """bar in a terminal, lines elsewhere, or off; default: auto"""
     init_from: str | None
-    """a run directory or checkpoint whose networks a new run starts with; None: networks drawn at random; default:
+    """RUN, RUN/best or a checkpoint, whose networks a new run starts with; None: networks drawn at random; default:
     None"""
     init_parts: list[str] | tuple[str, ...]
     """names of the parts to take from it, such as actor or world_model; none: all; default: []"""
+    init_optimizer: bool
+    """take the state of the optimizers of those parts too; default: False"""
+    init_replay: bool
+    """take its replay buffer too; default: False"""
     algo_kwargs: Mapping[str, object]
     """options of the algorithm; default: {}"""
     env_kwargs: Mapping[str, object]
