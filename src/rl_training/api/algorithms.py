@@ -121,11 +121,27 @@ class ManagedAlgorithm:
         metrics = evaluate(self.agent, factory, episodes=episodes, deterministic=deterministic, seed=seed)
         return scored(metrics, self._references)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> Any:
-        """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""
-        from rl_training.runtime.spec import predict
+    def predict(
+        self,
+        obs: Any,
+        deterministic: bool = True,
+        *,
+        state: Any = None,
+        episode_start: Any = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Choose the action for one observation (an int, or an array in the environment's units), or for a batch.
 
-        return predict(self.agent, self._spaces, obs, deterministic=deterministic)  # type: ignore[arg-type]
+        ``return_state=True`` returns (action, state): what Dreamer and PETS carry to the next observation of the
+        episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a truth value for each
+        row) resets the state of rows whose episode starts.
+        """
+        from rl_training.runtime.prediction import predict
+
+        return predict(
+            self.agent, self._spaces, obs, deterministic=deterministic,  # type: ignore[arg-type]
+            state=state, episode_start=episode_start, return_state=return_state,
+        )  # fmt: skip
 
     def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:
         """Save the agent and its config; with ``include_buffers``, everything that a resumed run needs."""

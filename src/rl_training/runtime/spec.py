@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
@@ -40,12 +39,13 @@ from rl_training.runtime.engine import resolve_device, set_precision
 from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
+from rl_training.runtime.prediction import predict
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.transfer import start_from
 from rl_training.tracking.loggers import Logger, Loggers
 
-__all__ = ["AlgorithmSpec", "Blueprint", "Network", "predict", "saved_options", "with_options"]
+__all__ = ["AlgorithmSpec", "Blueprint", "Network", "saved_options", "with_options"]
 
 Network = Callable[..., torch.nn.Module]
 
@@ -295,21 +295,3 @@ def _check_env(state: CheckpointState, config: TrainConfig, env: EnvSource | Non
             f"{config.env_id!r} as it is registered",
             stacklevel=4,
         )
-
-
-def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:
-    """The action for one observation, or an array of actions for a batch, in the environment's own units."""
-    obs = spaces.flatten(obs)
-    try:
-        encoded = spaces.encode(obs)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"observations have shape {spaces.obs_shape} (or a batch of them), got {type(obs).__name__}"
-        ) from None
-    single = encoded.ndim == len(spaces.obs_shape)
-    if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(
-        spaces.obs_shape
-    ):
-        raise ValueError(f"observations have shape {spaces.obs_shape} (or a batch of them), got {np.shape(obs)}")
-    actions = spaces.to_env(agent.act(encoded[None] if single else encoded, deterministic=deterministic).actions)
-    return actions[0] if single else np.asarray(actions)
