@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from toys import DictCounter, ImageEnv, tiny_config
 
 from rl_training import PETS, PPO, Dreamer
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import evaluate
+from toys import DictCounter, ImageEnv, tiny_config
 
 
 def learned(kind, algo, folder, **options):

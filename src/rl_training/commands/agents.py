@@ -1,4 +1,4 @@
-"""Commands for a trained agent: eval, predict, video, export, inspect-model."""
+"""Commands for a trained agent: eval, predict, serve, video, export, inspect-model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from rl_training.base.errors import printable
 from rl_training.commands.flags import (
     Command,
     checkpoint_argument,
@@ -37,6 +38,17 @@ def add(command: Command) -> None:
     predict.add_argument("--obs", required=True, metavar="JSON", help=batch)
     stochastic_argument(predict)
     device_argument(predict)
+
+    serve = command("serve", _serve, "answer HTTP requests with a trained agent's actions")
+    checkpoint_argument(serve, "path")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
+    serve.add_argument("--port", type=count, default=8000, metavar="N", help="0: any that is free (default: 8000)")
+    serve.add_argument(
+        "--max-batch", type=count, default=64, metavar="N", help="observations computed together (default: 64)"
+    )
+    wait = "milliseconds that a request waits for others (default: 0, it is answered with those that are there)"
+    serve.add_argument("--wait-ms", type=float, default=0.0, metavar="MS", help=wait)
+    device_argument(serve)
 
     inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
     checkpoint_argument(inspect)
@@ -114,6 +126,26 @@ def _predict(args: argparse.Namespace) -> None:
         raise ValueError("--obs must be finite numbers")
     action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
     print(json.dumps(np.asarray(action).tolist()))
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from rl_training.base.hosts import is_loopback
+    from rl_training.serving.server import listen, require_extra, run
+
+    require_extra()
+    if args.max_batch < 1 or not 0 <= args.wait_ms <= 60_000:
+        raise ValueError("--max-batch is at least 1, and --wait-ms from 0 to 60,000")
+    from rl_training.serving.served import load_served
+
+    served = load_served(args.path, args.device)
+    with listen(args.host, args.port) as listener:
+        local, port = is_loopback(args.host), listener.getsockname()[1]
+        if not local:
+            print(f"anybody who reaches {args.host} can ask this agent: there are no passwords", file=sys.stderr)
+        what = f"{served.algo} on {printable(served.env_id)}, step {served.step:,}"
+        print(f"{what}: http://{args.host}:{port}/predict (and /health, /openapi.json); Ctrl-C stops", flush=True)
+        run(served, listener, max_batch=args.max_batch, wait_ms=args.wait_ms, local=local)
+    print("stopped")
 
 
 def _inspect_model(args: argparse.Namespace) -> None:

@@ -130,7 +130,9 @@ class AlgorithmSpec:
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
         """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
-        spaces = factory.spaces()
+        return self._plan(config, factory.spaces(), network, device)
+
+    def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
@@ -203,13 +205,18 @@ class AlgorithmSpec:
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
+        spaces: Spaces | None = None,
     ) -> tuple[Learner, Spaces]:
-        """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
+        """The trained agent alone, and the spaces it acts in: what evaluate and predict need.
+
+        No environment is made where the ``spaces`` are known.
+        """
         self._check_origin(checkpoint_state)
         options = self.options(with_options(config, saved_options(checkpoint_state)))
-        _check_env(checkpoint_state, config, env)
-        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
-        plan = self.blueprint(config, factory, network, device)
+        if spaces is None:
+            _check_env(checkpoint_state, config, env)
+            spaces = EnvFactory(env if env is not None else config.env_id, config.env_kwargs).spaces()
+        plan = self._plan(config, spaces, network, device)
         agent = self._built(options, plan, checkpoint_state)
         with raise_on_mismatch():
             agent.load_state_dict(agent_state(checkpoint_state))
