@@ -96,6 +96,8 @@ def test_a_batch_with_episodes_that_start_at_different_times_is_its_rows_one_by_
             alone, states[row] = agent.predict(
                 obs[t, row], state=states[row], episode_start=bool(starts[t, row]), return_state=True
             )
+            if starts[t, row]:  # an episode that starts has no memory of another
+                assert np.array_equal(alone, agent.predict(obs[t, row]))
             np.testing.assert_allclose(actions[row], alone, atol=1e-5)
             np.testing.assert_allclose(batch_state[row], states[row], atol=1e-5)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import orjson
@@ -30,7 +30,7 @@ __all__ = ["Service"]
 BODY_SECONDS = 10.0  # that a request's body may take to arrive
 QUICK_SECONDS = 0.002  # a full batch that takes less is computed in the event loop
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -97,11 +97,10 @@ class Service:
 
         timer = asyncio.get_running_loop().call_later(BODY_SECONDS, give_up)
         try:
-            message = await receive()
-            body: bytes = message.get("body", b"")
-            while message.get("more_body"):
+            body, more = b"", True
+            while more:
                 message = await receive()
-                body += message.get("body", b"")
+                body, more = body + message.get("body", b""), message.get("more_body", False)
                 if len(body) > most:
                     raise Refusal(413, f"a request to this agent has at most {most:,} bytes")
             return body
