@@ -15,7 +15,7 @@ from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
-from rl_training.commands import agents, data, experiments, info, results, train
+from rl_training.commands import agents, completion, data, experiments, info, results, train
 
 if TYPE_CHECKING:
     from rl_training.commands.flags import Action
@@ -152,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for module in (train, agents, data, info, experiments, results):
         module.add(command)
+    completion.add(command, commands.choices)
     return parser
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl_training.base.errors import printable
 from rl_training.commands.flags import (
@@ -17,6 +19,9 @@ from rl_training.commands.flags import (
     score,
     stochastic_argument,
 )
+
+if TYPE_CHECKING:
+    from rl_training.artifacts.export import Exported
 
 __all__ = ["add"]
 
@@ -69,7 +74,8 @@ def add(command: Command) -> None:
     export = command("export", _export, "write a trained policy as a file that runs without this package")
     checkpoint_argument(export)
     export.add_argument("--format", choices=("onnx", "torch"), help="default: by the file's ending")
-    export.add_argument("-o", "--output", metavar="FILE", help="default: policy.onnx or policy.pt2, here")
+    where = "default: policy.onnx or policy.pt2, here; -: standard output"
+    export.add_argument("-o", "--output", metavar="FILE", help=where)
 
 
 def _video(args: argparse.Namespace) -> None:
@@ -92,17 +98,39 @@ def _video(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    """Export a policy, and print the program that runs the file."""
-    from rl_training.artifacts.export import export_checkpoint
+    """Export a policy, and print the program that runs the file.
 
-    exported = export_checkpoint(args.checkpoint, args.output, args.format)
+    Where standard output is a file or a pipe, it gets the program alone, or with ``-o -`` the policy alone; what is
+    said about it goes to standard error.
+    """
+    from rl_training.artifacts.export import ENDINGS, export_checkpoint
+
+    if args.output != "-":
+        exported = export_checkpoint(args.checkpoint, args.output, args.format)
+        print(_export_note(exported), file=sys.stdout if sys.stdout.isatty() else sys.stderr)
+        print(exported.program)
+        return
+    if args.format is None:
+        raise ValueError("-o - has no ending: say --format onnx or --format torch")
+    if sys.stdout.isatty():
+        raise ValueError("-o - writes the policy to standard output, which is a terminal here: send it to a file")
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export_checkpoint(args.checkpoint, Path(folder) / f"policy{ENDINGS[args.format]}", args.format)
+        print(_export_note(exported, "standard output"), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(exported.path.read_bytes())
+        sys.stdout.buffer.flush()
+
+
+def _export_note(exported: Exported, where: str = "") -> str:
+    """A line about an exported policy: its size, and how well it agrees with its agent."""
     agreed = f"acts as the agent does on {exported.rows:,} observations"
     if exported.difference:
         agreed += f", to {exported.difference:.1g}"
     if exported.ties:
         agreed += f" ({exported.ties} of them with two choices as good)"
-    print(f"# {exported.path}: {exported.path.stat().st_size / 1024:,.0f} KiB, {agreed}. To run it:")
-    print(exported.program)
+    size = f"{exported.path.stat().st_size / 1024:,.0f} KiB"
+    return f"# {where}: {size}, {agreed}" if where else f"# {exported.path}: {size}, {agreed}. To run it:"
 
 
 def _eval(args: argparse.Namespace) -> None:
