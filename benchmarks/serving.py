@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,8 @@ def main() -> None:
 
     facts = provenance()
     facts.pop("command")
+    packages = ("fastapi", "uvicorn", "uvloop", "httptools", "orjson")
+    ours = [f"{name}=={metadata.version(name)}" for name in packages]
     listed = subprocess.run(
         [PEERS / "sb3" / "bin" / "python", "-m", "pip", "freeze"], capture_output=True, text=True
     ).stdout
@@ -169,7 +172,7 @@ def main() -> None:
         )
         if not args.no_record:
             RESULTS.mkdir(parents=True, exist_ok=True)
-            content = {"unit": unit, "what": what, **facts, "theirs": theirs, "seconds": args.seconds}
+            content = {"unit": unit, "what": what, **facts, "ours": ours, "theirs": theirs, "seconds": args.seconds}
             content |= {"connections": args.connections, **found, "raw": raw}
             (RESULTS / f"{unit}.json").write_text(json.dumps(content, indent=1) + "\n")
 

@@ -89,13 +89,13 @@ def test_a_file_or_a_pipe_gets_the_program_alone(runs, tmp_path, capsys):
     assert err.startswith(f"# {path}: ") and err.count("\n") == 1
 
 
-def test_standard_output_gets_the_policy_alone_where_it_is_the_output(runs, tmp_path, monkeypatch, capfd):
+def test_standard_output_gets_the_policy_alone_where_it_is_the_output(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "rl_training", "export", "--checkpoint", str(runs["ppo"]), "-o", "-"]
-    with open(tmp_path / "policy.pt2", "wb") as file:
-        done = subprocess.run([*words, "--format", "torch"], stdout=file, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0 and done.stderr.startswith("# standard output: ") and done.stderr.count("\n") == 1
-    policy = torch.export.load(tmp_path / "policy.pt2").module()
+    with open("policy.pt2", "w") as file, contextlib.redirect_stdout(file):
+        assert main(["export", "--checkpoint", str(runs["ppo"]), "-o", "-", "--format", "torch"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("# standard output: ") and err.count("\n") == 1
+    policy = torch.export.load("policy.pt2").module()
     assert policy(torch.zeros(1, 4)).tolist() == [predict_checkpoint(runs["ppo"], np.zeros(4))]
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt2"]
 

@@ -53,7 +53,9 @@ def add(command: Command, parsers: Mapping[str, argparse.ArgumentParser]) -> Non
 
 
 def _entry(parser: argparse.ArgumentParser) -> Entry:
-    flags, words, files = [], [], False
+    flags: list[Flag] = []
+    words: list[str] = []
+    files = False
     for action in parser._actions:
         if action.option_strings:
             values = None if action.nargs == 0 else _values(action)
