@@ -171,7 +171,8 @@ def _serve(args: argparse.Namespace) -> None:
         if not local:
             print(f"anybody who reaches {args.host} can ask this agent: there are no passwords", file=sys.stderr)
         what = f"{served.algo} on {printable(served.env_id)}, step {served.step:,}"
-        print(f"{what}: http://{args.host}:{port}/predict (and /health, /openapi.json); Ctrl-C stops", flush=True)
+        host = f"[{args.host.strip('[]')}]" if ":" in args.host else args.host
+        print(f"{what}: http://{host}:{port}/predict (and /health, /openapi.json); Ctrl-C stops", flush=True)
         run(served, listener, max_batch=args.max_batch, wait_ms=args.wait_ms, local=local)
     print("stopped")
 

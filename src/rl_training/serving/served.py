@@ -58,7 +58,7 @@ def load_served(path: str | Path, device: str = "auto") -> ServedAgent:
     """
     _, state = find_checkpoint(path, buffers=False)
     spaces = _saved_spaces(state)
-    config = config_of(state, env=spaces)
+    config = config_of(state, env=spaces)  # with known spaces nothing is made of the environment that it names
     agent, spaces = get_algorithm_spec(config.algo).load(config, state, device, spaces=spaces)
     return ServedAgent(agent, spaces, config.algo, config.env_id, _step(state, config))
 
