@@ -14,7 +14,7 @@ make_peer() {
 for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy mbrl imitation}"; do
   for name in $peer; do
     case $name in
-      sb3) make_peer sb3 stable-baselines3 sb3-contrib "gymnasium[mujoco]" ;;
+      sb3) make_peer sb3 stable-baselines3 sb3-contrib "gymnasium[mujoco]" fastapi uvicorn httptools uvloop ;;
       sbx) make_peer sbx sbx-rl "gymnasium[mujoco]" ;;
       tianshou) make_peer tianshou tianshou ;;
       axiomrl) make_peer axiomrl axiomrl ;;

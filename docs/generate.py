@@ -89,6 +89,27 @@ def speed_table() -> str:
     return "\n".join(lines)
 
 
+def serving_table() -> str:
+    """Requests answered by our server and by a plain one of Stable-Baselines3's predict."""
+    lines = [
+        "| agent | server | requests a second | 99th percentile, ms | processor time of a request, µs |",
+        "|---|---|---|---|---|",
+    ]
+    told = []
+    for path in sorted((RESULTS / "serving").glob("*.json")):
+        unit = json.loads(path.read_text())
+        for who, row in unit["medians"].items():
+            lines.append(
+                f"| {unit['what']} | {who} | {rate(row['per_second'])} | {row['p99']:.3g} | {row['cpu_us']:.0f} |"
+            )
+        commit, rounds = (unit["git"] or {}).get("commit", "")[:8], unit["ratio_each_round"]
+        told.append(
+            f"{unit['unit'].upper()}: **{unit['ratio']:.1f} ×** the requests a second (rounds: {min(rounds):.1f} to {max(rounds):.1f}), "
+            f"{unit['cpu_ratio']:.1f} × by processor time, {unit['connections']} connections, {len(rounds)} rounds, at {commit}."
+        )
+    return "\n".join([*lines, "", *told])
+
+
 def fractions_table() -> str:
     """FQF's fractions on a bandit that pays Exp(1): the distance they reach, by setting."""
     result = json.loads((RESULTS / "fqf_fractions.json").read_text())
@@ -197,6 +218,7 @@ def page(text: str) -> str:
             "campaign": lambda: results_table(folder="campaign"),
             "speed": speed_table,
             "fractions": fractions_table,
+            "serving": serving_table,
             "dreamer": dreamer_table,
             "device": device_table,
             "tuned": tuned_table,

@@ -189,12 +189,30 @@ MISTAKES = [
     ),
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "nonsense"], "--set takes name=value"),
     (
-        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "learning_rate=1"],
-        "--set learning_rate: unknown option; did you mean 'algo_kwargs.learning_rate'?",
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--set", "lr=1"],
+        "lr: unknown option; did you mean 'algo_kwargs.learning_rate'?",
     ),
     (
-        ["train", "--config", "configs/ppo/cartpole.yaml", "--set", "clip_coef=1"],
-        "--set clip_coef: unknown option; did you mean 'algo_kwargs.clip_coef'?",
+        ["train", "--config", "configs/ppo/cartpole.yaml", "--set", "clip=1"],
+        "--set clip: unknown option; did you mean 'algo_kwargs.clip_coef'?",
+    ),
+    (
+        ["train", "--config", "configs/ppo/cartpole.yaml", "--set", "gamma=1", "--set", "algo_kwargs.gamma=0.9"],
+        "--set gamma and --set algo_kwargs.gamma are the same option: give one of them",
+    ),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--lr", "1"],
+        "unrecognized arguments: --lr 1; did you mean --set learning_rate=...? (see",
+    ),
+    (
+        ["train", "--algo", "ppo", "--env", "CartPole-v1", "--learning-rate=1"],
+        "unrecognized arguments: --learning-rate=1; did you mean --set learning_rate=...? (see",
+    ),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--timesteps", "5"], "; did you mean --total-timesteps? (see"),
+    (["train", "--algo", "ppo", "--env", "CartPole-v1", "--n-envs", "5"], "; did you mean --num-envs? (see"),
+    (
+        ["train", "--algo", "a2c", "--env", "CartPole-v1"],
+        "unknown algorithm 'a2c': it is not here; the nearest to it: ppo",
     ),
     (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/bc/"),
     (

@@ -50,7 +50,7 @@ _HOMES = {
 }
 _PACKAGES = (
     "algorithms", "analysis", "api", "artifacts", "base", "cli", "data", "envs", "experiment", "models", "optim",
-    "runtime", "sweeps", "tracking",
+    "runtime", "serving", "sweeps", "tracking",
 )  # fmt: skip
 __all__ = ["__version__", *_HOMES]
 

@@ -9,13 +9,14 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rl_training.base.aliases import TARGETS, known_as
 from rl_training.base.errors import printable
 from rl_training.base.modules import look_here
 from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
-from rl_training.commands import agents, data, experiments, info, results, train
+from rl_training.commands import agents, completion, data, experiments, info, results, train
 from rl_training.commands.flags import settle_checkpoint
 
 if TYPE_CHECKING:
@@ -81,12 +82,23 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     rest, problem = settle_checkpoint(args, rest)
     if rest:
         option = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
-        close = difflib.get_close_matches(option, list(command._option_string_actions), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        command.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        command.error(f"unrecognized arguments: {' '.join(rest)}{_hint(option, list(command._option_string_actions))}")
     if problem:
         command.error(problem)
     return args
+
+
+def _hint(option: str, flags: list[str]) -> str:
+    """The flag that an unknown one may have meant, or the option that ``--set`` sets."""
+    name = option.lstrip("-").replace("-", "_")
+    here = known_as(name, [flag.lstrip("-").replace("-", "_") for flag in flags])
+    close = difflib.get_close_matches(option, flags, n=1)
+    if here is not None:
+        return f"; did you mean --{here.replace('_', '-')}?"
+    target = name if name in TARGETS else known_as(name, TARGETS)
+    if target is not None and "--set" in flags:
+        return f"; did you mean --set {target}=...?"
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _stopped(stopped: StoppedAtOnce) -> int:
@@ -146,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for module in (train, agents, data, info, experiments, results):
         module.add(command)
+    completion.add(command, commands.choices)
     return parser
 
 

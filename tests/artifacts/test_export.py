@@ -26,6 +26,11 @@ ALGORITHMS = ("ppo", "sac", "dqn", "dreamer")
 FORMATS = [name for name in ("torch", "onnx") if name == "torch" or find_spec("onnxruntime")]
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     from toys import tiny_config
@@ -49,7 +54,7 @@ def exported(runs, tmp_path_factory):
             folder, printed = tmp_path_factory.mktemp(format), {}
             for algo, run_dir in runs.items():
                 path = folder / f"{algo}{export.ENDINGS[format]}"
-                with contextlib.redirect_stdout(io.StringIO()) as out:
+                with contextlib.redirect_stdout(Terminal()) as out:
                     assert main(["export", "--checkpoint", str(run_dir), "--format", format, "-o", str(path)]) == 0
                 printed[algo] = out.getvalue()
             made[format] = folder, printed
@@ -72,6 +77,35 @@ def test_the_printed_lines_run_where_this_package_cannot_be_imported(runs, expor
         assert "acts as the agent does on 1,000 observations" in printed[algo].splitlines()[0]
         expected = predict_checkpoint(runs[algo], np.zeros(3 if algo == "sac" else 4))
         assert np.allclose(answer, expected, atol=1e-5), algo
+
+
+def test_a_file_or_a_pipe_gets_the_program_alone(runs, tmp_path, capsys):
+    path = tmp_path / "policy.pt2"
+    assert main(["export", "--checkpoint", str(runs["ppo"]), "-o", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("import torch\n") and "#" not in out.splitlines()[0]
+    exec(out, there := {})
+    assert there["action"].tolist() == [predict_checkpoint(runs["ppo"], np.zeros(4))]
+    assert err.startswith(f"# {path}: ") and err.count("\n") == 1
+
+
+def test_standard_output_gets_the_policy_alone_where_it_is_the_output(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with open("policy.pt2", "w") as file, contextlib.redirect_stdout(file):
+        assert main(["export", "--checkpoint", str(runs["ppo"]), "-o", "-", "--format", "torch"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("# standard output: ") and err.count("\n") == 1
+    policy = torch.export.load("policy.pt2").module()
+    assert policy(torch.zeros(1, 4)).tolist() == [predict_checkpoint(runs["ppo"], np.zeros(4))]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.pt2"]
+
+
+def test_a_policy_is_not_written_to_a_terminal_nor_without_a_format(runs, capsys):
+    with contextlib.redirect_stdout(Terminal()) as out:
+        assert main(["export", "--checkpoint", str(runs["ppo"]), "-o", "-", "--format", "torch"]) == 2
+    assert out.getvalue() == "" and "which is a terminal here: send it to a file" in capsys.readouterr().err
+    assert main(["export", "--checkpoint", str(runs["ppo"]), "-o", "-"]) == 2
+    assert "-o - has no ending: say --format onnx or --format torch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from rl_training.base.hosts import of_this_machine
+
 __all__ = ["Answer", "LocalServer"]
 
-HOSTS = ("127.0.0.1", "localhost", "[::1]")  # at any port: it may have been forwarded
 MOST_CONNECTIONS = 32
 SILENT_SECONDS = 10.0  # that a connection may wait for the next byte
 ALL_SECONDS = 60.0  # that it may last
@@ -26,11 +27,7 @@ class Answer(NamedTuple):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request for this machine.
-
-    A page of another site can have its own name point to this machine, to read what is served here; but the browser
-    still says that name. So only requests that call this machine by its own names are answered.
-    """
+    """Answers one request, if it calls this machine by its own name (``of_this_machine``)."""
 
     server: LocalServer
     timeout = SILENT_SECONDS
@@ -46,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_GET(self) -> None:
-        known = _of_this_machine(self.headers.get_all("Host", []))
+        known = of_this_machine(self.headers.get_all("Host", []))
         refused = Answer(403, "text/plain", "ask for localhost or 127.0.0.1")
         answer = self.server.answer(self.path) if known else refused
         body = answer.text.encode(errors="backslashreplace")
@@ -59,12 +56,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         """Print nothing."""
-
-
-def _of_this_machine(hosts: list[str]) -> bool:
-    """Whether a request names this machine, and once, as a browser does."""
-    name, _, port = hosts[0].rpartition(":") if len(hosts) == 1 else ("", "", "")
-    return (name if port.isdigit() else "".join(hosts)).lower() in HOSTS
 
 
 def _hang_up(connection: socket.socket) -> None:

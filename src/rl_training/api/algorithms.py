@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rl_training.base.options import ConfigError, unknown
 from rl_training.experiment.config import TrainConfig
@@ -167,13 +167,49 @@ class ManagedAlgorithm:
             picture.save(path)
         return picture
 
-    def predict(self, obs: Observation, deterministic: bool = True) -> int | np.ndarray:
-        """Choose the action for one observation (an int, or an array in the environment's units), or for a batch."""
-        from rl_training.runtime.spec import predict
+    @overload
+    def predict(
+        self,
+        obs: Observation,
+        deterministic: bool = True,
+        *,
+        state: npt.ArrayLike | None = None,
+        episode_start: npt.ArrayLike | None = None,
+        return_state: Literal[False] = False,
+    ) -> int | np.ndarray: ...
+
+    @overload
+    def predict(
+        self,
+        obs: Observation,
+        deterministic: bool = True,
+        *,
+        state: npt.ArrayLike | None = None,
+        episode_start: npt.ArrayLike | None = None,
+        return_state: Literal[True],
+    ) -> tuple[int | np.ndarray, np.ndarray | None]: ...
+
+    def predict(
+        self,
+        obs: Observation,
+        deterministic: bool = True,
+        *,
+        state: npt.ArrayLike | None = None,
+        episode_start: npt.ArrayLike | None = None,
+        return_state: bool = False,
+    ) -> int | np.ndarray | tuple[int | np.ndarray, np.ndarray | None]:
+        """Choose the action for one observation (an int, or an array in the environment's units), or for a batch.
+
+        ``return_state=True`` returns (action, state): what Dreamer and PETS carry to the next observation of the
+        episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a truth value for each
+        row) resets the state of rows whose episode starts.
+        """
+        from rl_training.runtime.prediction import predict
 
         agent, spaces = self.agent, self._spaces  # the agent first: it may be opened anew
         assert spaces is not None  # they come with the agent
-        action: int | np.ndarray = predict(agent, spaces, obs, deterministic=deterministic)
+        given: dict[str, Any] = {"state": state, "episode_start": episode_start, "return_state": return_state}
+        action: int | np.ndarray = predict(agent, spaces, obs, deterministic=deterministic, **given)
         return action
 
     def save(self, path: str | Path, *, include_buffers: bool = False) -> Path:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from rl_training.base.aliases import known_as
+
 if typing.TYPE_CHECKING:
     from typing_extensions import Self  # of the standard library from Python 3.11 on
 
@@ -57,7 +59,12 @@ class Options(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_problems(error, type(self))) from None
+            raise ConfigError(_problems(error, type(self), values)) from None
+
+    @classmethod
+    def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
+        """Names that belong to other options than these, for who writes them here, and how to call them."""
+        return {}
 
     @model_validator(mode="before")
     @classmethod
@@ -117,7 +124,9 @@ def _accepts(annotation: Any, kind: type) -> bool:
     return annotation is kind or any(_accepts(part, kind) for part in typing.get_args(annotation))
 
 
-def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, str]]:
+def _problems(
+    error: ValidationError, model: type[Options], values: dict[str, Any] | None = None
+) -> list[tuple[Loc, str]]:
     found: dict[Loc, list[str]] = {}
     for item in error.errors():
         loc: Loc = (
@@ -128,7 +137,9 @@ def _problems(error: ValidationError, model: type[Options]) -> list[tuple[Loc, s
             for inner, message in cause.under(*loc).problems:
                 found.setdefault(inner, []).append(message)
         elif item["type"] == "extra_forbidden":
-            found.setdefault(item["loc"], []).append(unknown(str(item["loc"][-1]), model.model_fields, model.TITLE))
+            others = model.elsewhere(values or {})
+            message = unknown(str(item["loc"][-1]), model.model_fields, model.TITLE, others)
+            found.setdefault(item["loc"], []).append(message)
         elif item["type"] in ("missing", "value_error"):
             found.setdefault(loc, []).append("is required" if cause is None else str(cause))
         else:
@@ -145,7 +156,17 @@ def _either(messages: list[str]) -> str:
     return f"{' or '.join(dict.fromkeys(heads))}, got {tails[0]}"
 
 
-def unknown(name: str, known: typing.Iterable[str], owner: str) -> str:
-    """Say that an option is unknown, with the nearest name that is known."""
-    hint = difflib.get_close_matches(name, list(known), n=1)
-    return f"unknown option{f' of {owner}' if owner else ''}" + (f"; did you mean {hint[0]!r}?" if hint else "")
+def unknown(name: str, known: Iterable[str], owner: str, elsewhere: dict[str, str] | None = None) -> str:
+    """Say that an option is unknown, with the nearest name that is known, here or ``elsewhere``.
+
+    That is what it is called in other libraries, or the name that is spelt most like it.
+    """
+    here, others = list(known), elsewhere or {}
+    alias, other = known_as(name, here), name if name in others else known_as(name, others)
+    if alias is None and other is None:
+        close = difflib.get_close_matches(name, here, n=1)
+        alias = close[0] if close else None
+        if alias is None:
+            other = next(iter(difflib.get_close_matches(name, others, n=1)), None)
+    hint = repr(alias) if alias is not None else others[other] if other is not None else ""
+    return f"unknown option{f' of {owner}' if owner else ''}" + (f"; did you mean {hint}?" if hint else "")

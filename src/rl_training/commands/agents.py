@@ -1,12 +1,15 @@
-"""Commands for a trained agent: eval, predict, video, export, inspect-model."""
+"""Commands for a trained agent: eval, predict, serve, video, export, inspect-model."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rl_training.base.errors import printable
 from rl_training.commands.flags import (
     Command,
     checkpoint_argument,
@@ -16,6 +19,9 @@ from rl_training.commands.flags import (
     score,
     stochastic_argument,
 )
+
+if TYPE_CHECKING:
+    from rl_training.artifacts.export import Exported
 
 __all__ = ["add"]
 
@@ -38,6 +44,17 @@ def add(command: Command) -> None:
     stochastic_argument(predict)
     device_argument(predict)
 
+    serve = command("serve", _serve, "answer HTTP requests with a trained agent's actions")
+    checkpoint_argument(serve)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
+    serve.add_argument("--port", type=count, default=8000, metavar="N", help="0: any that is free (default: 8000)")
+    serve.add_argument(
+        "--max-batch", type=count, default=64, metavar="N", help="observations computed together (default: 64)"
+    )
+    wait = "milliseconds that a request waits for others (default: 0, it is answered with those that are there)"
+    serve.add_argument("--wait-ms", type=float, default=0.0, metavar="MS", help=wait)
+    device_argument(serve)
+
     inspect = command("inspect-model", _inspect_model, "draw what a learned model predicts beside what happens")
     checkpoint_argument(inspect)
     inspect.add_argument("--output", required=True, metavar="FILE", help="the picture, e.g. model.png")
@@ -57,7 +74,8 @@ def add(command: Command) -> None:
     export = command("export", _export, "write a trained policy as a file that runs without this package")
     checkpoint_argument(export)
     export.add_argument("--format", choices=("onnx", "torch"), help="default: by the file's ending")
-    export.add_argument("-o", "--output", metavar="FILE", help="default: policy.onnx or policy.pt2, here")
+    where = "default: policy.onnx or policy.pt2, here; -: standard output"
+    export.add_argument("-o", "--output", metavar="FILE", help=where)
 
 
 def _video(args: argparse.Namespace) -> None:
@@ -80,17 +98,39 @@ def _video(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    """Export a policy, and print the program that runs the file."""
-    from rl_training.artifacts.export import export_checkpoint
+    """Export a policy, and print the program that runs the file.
 
-    exported = export_checkpoint(args.path, args.output, args.format)
+    Where standard output is a file or a pipe, it gets the program alone, or with ``-o -`` the policy alone; what is
+    said about it goes to standard error.
+    """
+    from rl_training.artifacts.export import ENDINGS, export_checkpoint
+
+    if args.output != "-":
+        exported = export_checkpoint(args.path, args.output, args.format)
+        print(_export_note(exported), file=sys.stdout if sys.stdout.isatty() else sys.stderr)
+        print(exported.program)
+        return
+    if args.format is None:
+        raise ValueError("-o - has no ending: say --format onnx or --format torch")
+    if sys.stdout.isatty():
+        raise ValueError("-o - writes the policy to standard output, which is a terminal here: send it to a file")
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export_checkpoint(args.path, Path(folder) / f"policy{ENDINGS[args.format]}", args.format)
+        print(_export_note(exported, "standard output"), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(exported.path.read_bytes())
+        sys.stdout.buffer.flush()
+
+
+def _export_note(exported: Exported, where: str = "") -> str:
+    """A line about an exported policy: its size, and how well it agrees with its agent."""
     agreed = f"acts as the agent does on {exported.rows:,} observations"
     if exported.difference:
         agreed += f", to {exported.difference:.1g}"
     if exported.ties:
         agreed += f" ({exported.ties} of them with two choices as good)"
-    print(f"# {exported.path}: {exported.path.stat().st_size / 1024:,.0f} KiB, {agreed}. To run it:")
-    print(exported.program)
+    size = f"{exported.path.stat().st_size / 1024:,.0f} KiB"
+    return f"# {where}: {size}, {agreed}" if where else f"# {exported.path}: {size}, {agreed}. To run it:"
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -114,6 +154,27 @@ def _predict(args: argparse.Namespace) -> None:
         raise ValueError("--obs must be finite numbers")
     action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
     print(json.dumps(np.asarray(action).tolist()))
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from rl_training.base.hosts import is_loopback
+    from rl_training.serving.server import listen, require_extra, run
+
+    require_extra()
+    if args.max_batch < 1 or not 0 <= args.wait_ms <= 60_000:
+        raise ValueError("--max-batch is at least 1, and --wait-ms from 0 to 60,000")
+    from rl_training.serving.served import load_served
+
+    served = load_served(args.path, args.device)
+    with listen(args.host, args.port) as listener:
+        local, port = is_loopback(args.host), listener.getsockname()[1]
+        if not local:
+            print(f"anybody who reaches {args.host} can ask this agent: there are no passwords", file=sys.stderr)
+        what = f"{served.algo} on {printable(served.env_id)}, step {served.step:,}"
+        host = f"[{args.host.strip('[]')}]" if ":" in args.host else args.host
+        print(f"{what}: http://{host}:{port}/predict (and /health, /openapi.json); Ctrl-C stops", flush=True)
+        run(served, listener, max_batch=args.max_batch, wait_ms=args.wait_ms, local=local)
+    print("stopped")
 
 
 def _inspect_model(args: argparse.Namespace) -> None:

@@ -53,6 +53,7 @@ TOOLS = (
     ("clusters", "ray", "ray"),
     ("mp4 videos", "imageio_ffmpeg", "video"),
     ("ONNX export", "onnxruntime", "export"),
+    ("HTTP serving", "fastapi", "serve"),
     ("Weights & Biases", "wandb", "wandb"),
     ("MLflow", "mlflow", "mlflow"),
 )

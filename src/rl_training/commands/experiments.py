@@ -89,7 +89,7 @@ def _sweep(args: argparse.Namespace) -> int:
 @goes_on_unread
 def _tune(args: argparse.Namespace) -> int:
     from rl_training.base.files import lock_folder
-    from rl_training.experiment.yaml_config import parse_override
+    from rl_training.experiment.yaml_config import full_names, parse_override
     from rl_training.sweeps.plan import parse_seeds
     from rl_training.sweeps.space import Range, read_space
     from rl_training.sweeps.sweep import Interrupted, JobTable, run_feed
@@ -101,7 +101,9 @@ def _tune(args: argparse.Namespace) -> int:
     _flags_of_their_own(args, given)
     fixed = {**given, "threads": args.threads}
     base = resolved(args, fixed)
-    space = {name: part for name, part in read_space(args.space or base.algo).items() if name not in fixed}
+    algo = {"algo": base.algo}
+    fixed, space = full_names(algo, fixed), full_names(algo, read_space(args.space or base.algo))
+    space = {name: part for name, part in space.items() if name not in fixed}
     for end in (0, -1):  # both ends of everything must be options that the algorithm takes
         for name, part in space.items():
             resolved(args, {**fixed, name: (part.low, part.high)[end] if isinstance(part, Range) else part[end]})

@@ -56,7 +56,7 @@ def config_flags(parser: argparse.ArgumentParser, *, values: bool = False) -> No
         action="append",
         default=[],
         metavar="NAME=A,B" if values else "NAME=VALUE",
-        help=f"{'try values of' if values else 'set'} any option, e.g. algo_kwargs.learning_rate=1e-3"
+        help=f"{'try values of' if values else 'set'} any option, e.g. learning_rate=1e-3"
         f"{',3e-4' if values else ''}; repeatable",
     )
 
@@ -151,7 +151,7 @@ def _config(args: argparse.Namespace, chosen: dict[str, Any] | None) -> TrainCon
     from rl_training.base.options import ConfigError
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.experiment.yaml_config import apply_overrides, check_names, parse_override, read_config
+    from rl_training.experiment.yaml_config import apply_overrides, full_names, parse_override, read_config
 
     flags = {"algo": args.algo, "env_id": args.env, "seed": args.seed, "device": args.device}
     flags |= {"total_timesteps": args.total_timesteps, "output_dir": args.output_dir, "num_envs": args.num_envs}
@@ -162,9 +162,7 @@ def _config(args: argparse.Namespace, chosen: dict[str, Any] | None) -> TrainCon
         return read_config(args.config, overrides)
     if args.algo is None or args.env is None:
         raise ConfigError([((), "give --config FILE, or --algo and --env")])
-    values = apply_overrides({}, overrides)
-    check_names(values, overrides)
-    config = TrainConfig(**values)
+    config = TrainConfig(**apply_overrides({}, full_names({}, overrides)))
     get_algorithm_spec(config.algo).options(config)
     return config
 

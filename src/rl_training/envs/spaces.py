@@ -3,6 +3,7 @@ environment's."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
+from rl_training.base.saved import LARGEST, Saved, StateError
+
 __all__ = ["CHANNELS", "WIDEST", "Spaces", "is_image"]
 
 CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
+KINDS = ("discrete", "box", "multi_discrete", "multi_binary")  # of actions
+FLOATS = ("float16", "float32", "float64")  # types of boxes of actions in an environment
+LONGEST_AXIS = 2**24  # that the observations of a file may have
 WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
 
 
@@ -63,17 +69,54 @@ class Spaces:
         if isinstance(act, gym.spaces.MultiBinary) and len(act.shape) == 1:
             return cls(**common, action_kind="multi_binary", action_shape=act.shape, choices=act.shape)
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
-            low, high = act.low.reshape(-1).astype(np.float64), act.high.reshape(-1).astype(np.float64)
-            bottom, top = _range(low, high)
-            center, scale = (top + bottom) / 2, (top - bottom) / 2
-            return cls(
-                **common, action_kind="box", action_shape=low.shape,
-                center=center.astype(np.float32), scale=scale.astype(np.float32),
-                env_shape=act.shape, env_dtype=act.dtype, low=low.astype(act.dtype), high=high.astype(act.dtype),
-            )  # fmt: skip
+            return cls(**common, **_box(act.low, act.high, tuple(act.shape), act.dtype))
         raise ValueError(
             f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
         )
+
+    def facts(self) -> dict[str, Any]:
+        """The spaces as plain values, for a file; without the space that observations had before they were flat."""
+        arrays = {"start": np.asarray(self.start).tolist()}
+        if self.action_kind == "box":
+            arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
+        return {
+            "obs_shape": list(self.obs_shape), "channels_last": self.channels_last, "frames": self.frames,
+            "action_kind": self.action_kind, "choices": list(self.choices), "env_shape": list(self.env_shape), **arrays,
+        }  # fmt: skip
+
+    @classmethod
+    def of_facts(cls, facts: Any) -> Spaces:
+        """The spaces that ``facts`` came from; whatever else a file holds is refused (StateError)."""
+        names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
+        saved = Saved(facts, names, ("low", "high", "env_dtype"))
+        shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
+        kind, image = facts["action_kind"], len(shape) == 3
+        if kind not in KINDS:
+            raise StateError(f"is {kind!r:.60}, expected one of {', '.join(KINDS)}", "action_kind")
+        if len(shape) not in (1, 3) or (kind != "box") != bool(choices):
+            raise StateError("its shapes do not belong together")
+        common: dict[str, Any] = {
+            "obs_shape": shape,
+            "obs_dtype": np.dtype(np.uint8 if image else np.float32),
+            "channels_last": image and saved.flag("channels_last"),
+            "frames": saved.count("frames", least=1),
+        }
+        if kind == "box":
+            low, high = (np.array(_numbers(saved, name)) for name in ("low", "high"))
+            env_shape = tuple(saved.counts("env_shape"))
+            if low.shape != high.shape or math.prod(env_shape) != low.size or facts.get("env_dtype") not in FLOATS:
+                raise StateError("its bounds do not belong together")
+            return cls(**common, **_box(low, high, env_shape, np.dtype(facts["env_dtype"])))
+        shapes = {"discrete": (), "multi_discrete": (len(choices),), "multi_binary": choices}
+        start: Any = facts["start"]
+        first = start if kind == "multi_discrete" and isinstance(start, list) else [start]
+        if any(type(number) is not int or abs(number) > LARGEST for number in first):
+            raise StateError("holds more than whole numbers", "start")
+        if kind == "multi_discrete":
+            start = np.asarray(first, np.int64)
+            if len(start) != len(choices):
+                raise StateError("its choices do not belong together")
+        return cls(**common, action_kind=kind, action_shape=shapes[kind], choices=choices, start=start)
 
     @property
     def image(self) -> bool:
@@ -168,6 +211,26 @@ class Spaces:
             return rng.integers(self.num_actions, size=n)
         upper = self.choices if self.action_kind == "multi_discrete" else 2
         return rng.integers(upper, size=(n, *self.action_shape))
+
+
+def _box(low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+    """What a box of actions is made of, from its bounds, its shape and its type in the environment."""
+    low, high = low.reshape(-1).astype(np.float64), high.reshape(-1).astype(np.float64)
+    bottom, top = _range(low, high)
+    center, scale = (top + bottom) / 2, (top - bottom) / 2
+    return {
+        "action_kind": "box", "action_shape": low.shape,
+        "center": center.astype(np.float32), "scale": scale.astype(np.float32),
+        "env_shape": shape, "env_dtype": dtype, "low": low.astype(dtype), "high": high.astype(dtype),
+    }  # fmt: skip
+
+
+def _numbers(saved: Saved, name: str) -> list[float]:
+    """A list of numbers, also infinite ones."""
+    values = saved.items(name) if name in saved else []
+    if not all(type(value) in (int, float) and value == value for value in values):
+        raise StateError("expected a list of numbers", name)
+    return [float(value) for value in values]
 
 
 def _bounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -77,6 +77,16 @@ class TrainConfig(Options):
     algo_kwargs: dict[str, Any] = opt({}, "options of the algorithm")
     env_kwargs: dict[str, Any] = opt({}, "gym.make arguments, time limit and wrappers")
 
+    @classmethod
+    def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
+        """The options of the config's algorithm."""
+        from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
+
+        algo = values.get("algo")
+        if not isinstance(algo, str) or algo not in ALGORITHMS:
+            return {}
+        return {name: f"'algo_kwargs.{name}'" for name in get_algorithm_spec(algo).config.model_fields}
+
     @field_validator("threads")
     @classmethod
     def _some_threads(cls, value: int | str) -> int | str:

@@ -6,6 +6,8 @@ import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from rl_training.base.aliases import ABSENT, ALGORITHM_ALIASES
+
 if TYPE_CHECKING:
     from rl_training.runtime.spec import AlgorithmSpec
 
@@ -58,7 +60,11 @@ def get_entry(name: str) -> Entry:
     """Look up an algorithm; an unknown name is refused with the nearest known one."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    hint = difflib.get_close_matches(name, ALGORITHMS, n=1)
+    plain = name.lower().replace("-", "").replace("_", "").replace(" ", "")
+    if plain in ABSENT:
+        raise ValueError(f"unknown algorithm {name!r}: it is not here; the nearest to it: {', '.join(ABSENT[plain])}")
+    spelt = {entry.replace("_", ""): entry for entry in ALGORITHMS} | ALGORITHM_ALIASES
+    hint = [spelt[plain]] if plain in spelt else difflib.get_close_matches(name, ALGORITHMS, n=1)
     advice = f"; did you mean {hint[0]!r}?" if hint else f"; known: {', '.join(ALGORITHMS)}"
     raise ValueError(f"unknown algorithm {name!r}{advice}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Container, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_training.base.options import ConfigError, Loc
 from rl_training.base.yaml_text import YamlProblem, parse_yaml
@@ -15,13 +16,16 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 __all__ = [
     "apply_overrides",
     "assets",
-    "check_names",
     "find_config",
+    "full_names",
     "json_schema",
     "parse_override",
     "presets",
     "read_config",
 ]
+
+ENVIRONMENT_OPTIONS = ("max_episode_steps", "wrappers")  # in env_kwargs: the ones that are set in every run
+V = TypeVar("V")
 
 
 def presets() -> list[str]:
@@ -64,14 +68,15 @@ def read_config(path: str | Path, overrides: dict[str, Any] | None = None) -> Tr
     if not isinstance(tree, dict):
         kind = "an empty file" if tree is None else "a list" if isinstance(tree, list) else f"{tree!r}"
         raise ConfigError([((), f"{found}: a config is a mapping of names to values, got {kind}")])
-    values = apply_overrides(_plain(tree), overrides or {})
-    check_names(values, overrides or {})
+    values = _plain(tree)
+    overrides = full_names(values, overrides or {})
+    values = apply_overrides(values, overrides)
     try:
         config = TrainConfig(**values)
         get_algorithm_spec(config.algo).options(config)
     except ConfigError as error:
         raise ConfigError(
-            [((), _at(found, tree, loc, overrides or {}) + message) for loc, message in error.problems]
+            [((), _at(found, tree, loc, overrides) + message) for loc, message in error.problems]
         ) from None
     return config
 
@@ -119,22 +124,41 @@ def apply_overrides(values: dict[str, Any], overrides: dict[str, Any]) -> dict[s
     return values
 
 
-def check_names(values: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Refuse an override that names an option of the algorithm without ``algo_kwargs.`` before it."""
-    algo = values.get("algo")
+def full_names(values: dict[str, Any], overrides: Mapping[str, V]) -> dict[str, V]:
+    """Overrides by their full names: ``learning_rate`` is ``algo_kwargs.learning_rate``.
+
+    A field of the config is meant first. A name that is an option of both the algorithm and the environment is refused,
+    and so is an option that is set by two names. ``values`` say what the algorithm is, unless an override does.
+    """
+    algo = overrides.get("algo", values.get("algo"))
     if not isinstance(algo, str) or algo not in ALGORITHMS:
-        return
-    options = get_algorithm_spec(algo).config.model_fields
-    wrong = [name for name in overrides if name not in TrainConfig.model_fields and name in options]
-    if wrong:
-        raise ConfigError([((), f"--set {name}: unknown option; did you mean 'algo_kwargs.{name}'?") for name in wrong])
+        return dict(overrides)
+    groups = {"algo_kwargs": get_algorithm_spec(algo).config.model_fields, "env_kwargs": ENVIRONMENT_OPTIONS}
+    found: dict[str, V] = {}
+    given: dict[str, str] = {}
+    for name, value in overrides.items():
+        full = _full_name(name, groups)
+        if full in found:
+            raise ConfigError([((), f"--set {given[full]} and --set {name} are the same option: give one of them")])
+        found[full], given[full] = value, name
+    return found
+
+
+def _full_name(name: str, groups: Mapping[str, Container[str]]) -> str:
+    first = name.partition(".")[0]
+    if first in TrainConfig.model_fields:
+        return name
+    places = [f"{group}.{name}" for group, options in groups.items() if first in options]
+    if len(places) > 1:
+        raise ConfigError([((), f"--set {name} is ambiguous: say {' or '.join(places)}")])
+    return places[0] if places else name
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """Split ``a.b=value``, and read the value as YAML."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ConfigError([((), f"--set takes name=value, e.g. algo_kwargs.learning_rate=1e-3; got {text!r}")])
+        raise ConfigError([((), f"--set takes name=value, e.g. learning_rate=1e-3; got {text!r}")])
     try:
         return name.strip(), parse_yaml(value, "pure")
     except YamlProblem:

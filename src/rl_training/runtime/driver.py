@@ -46,7 +46,8 @@ class Driver:
     def __init__(self, run: Run, loop: Loop, context: RunContext) -> None:
         self._run, self._loop, self._context = run, loop, context
         self._total = run.config.total_timesteps
-        self._saver = Saver(context, run.config, own_env=not isinstance(run.factory.source, str), decided=run.decided)
+        own_env = not isinstance(run.factory.source, str)
+        self._saver = Saver(context, run.config, own_env=own_env, decided=run.decided, spaces=run.spaces)
         self._evaluator = Evaluator(
             run.config, run.factory, context.videos_dir, run.announce, stop=lambda: run.stopping.urgent
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from pydantic import AfterValidator
 
 from rl_training.base.options import Options, opt
+from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.controls import EarlyStoppingConfig
 from rl_training.runtime.schedules import resolve_schedule_spec
 
@@ -67,6 +68,11 @@ class AlgorithmOptions(Options):
     max_epochs: int | None = opt(
         None, "stop after this many collect-and-learn cycles (offline: passes over the data)", ge=1
     )
+
+    @classmethod
+    def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
+        """The fields of the config that the options stand in."""
+        return {name: f"{name!r} of the config itself, outside of algo_kwargs" for name in TrainConfig.model_fields}
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         """Over how many environment steps the schedule of ``name`` runs."""

@@ -26,6 +26,7 @@ from rl_training.runtime.counters import Counters
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Learner
+    from rl_training.envs.spaces import Spaces
     from rl_training.runtime.evaluator import Evaluator
     from rl_training.runtime.loops.base import Loop
 
@@ -47,12 +48,20 @@ class Saver:
     """Writes the checkpoints of a run: never a state that is not finite, only the newest few, and the best agent's."""
 
     def __init__(
-        self, context: RunContext, config: TrainConfig, *, own_env: bool = False, decided: Sequence[str] = ()
+        self,
+        context: RunContext,
+        config: TrainConfig,
+        *,
+        own_env: bool = False,
+        decided: Sequence[str] = (),
+        spaces: Spaces | None = None,
     ) -> None:
         """``own_env``: the environment was given as an object, so its id may not make another. ``decided``: options
-        that the config had left open, which a run that starts from this one decides anew."""
+        that the config had left open, which a run that starts from this one decides anew. ``spaces``: what the agent
+        sees and does, for those who ask it without an environment."""
         self._decided = list(decided)
         self._context, self._config, self._own_env = context, config, own_env
+        self._spaces = {} if spaces is None else {"spaces": spaces.facts()}
         self._folder = _identity(context.run_dir)
         self._saved_step, self.stale = -1, False  # stale: something has changed since the last save of this step
         self._began, self._ended = time.monotonic(), time.monotonic()  # of the last save
@@ -103,7 +112,7 @@ class Saver:
         facts = {"algo": config.algo, "env_id": config.env_id, "step": run.step, "saved": time.time()}
         # evaluations are no part of the state: they depend on when they happened
         evaluations = {"best_eval": evaluator.best, "last_eval": evaluator.metrics or None}
-        metadata = {**facts, "own_env": self._own_env, "chosen": self._decided, **evaluations, **notes}
+        metadata = {**facts, "own_env": self._own_env, "chosen": self._decided, **self._spaces, **evaluations, **notes}
         state = CheckpointState(agent, buffers, run.state_dict(), config.plain(), metadata)
         try:
             save_checkpoint(path, state)

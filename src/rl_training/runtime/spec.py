@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
@@ -41,12 +40,13 @@ from rl_training.runtime.engine import resolve_device, set_precision
 from rl_training.runtime.evaluation import evaluate, scored
 from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
+from rl_training.runtime.prediction import predict
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.transfer import adopted_options, start_from, take_replay
 from rl_training.tracking.loggers import Logger, Loggers
 
-__all__ = ["AlgorithmSpec", "Blueprint", "Network", "decided_options", "predict", "saved_options", "with_options"]
+__all__ = ["AlgorithmSpec", "Blueprint", "Network", "decided_options", "saved_options", "with_options"]
 
 Network = Callable[..., torch.nn.Module]
 POLICIES = {"actor", "model", "policy", "q_network"}  # parts that act
@@ -136,7 +136,9 @@ class AlgorithmSpec:
 
     def blueprint(self, config: TrainConfig, factory: EnvFactory, network: Network | None, device: str) -> Blueprint:
         """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
-        spaces = factory.spaces()
+        return self._plan(config, factory.spaces(), network, device)
+
+    def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
         spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
@@ -221,13 +223,18 @@ class AlgorithmSpec:
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
+        spaces: Spaces | None = None,
     ) -> tuple[Learner, Spaces]:
-        """The trained agent alone, and the spaces it acts in: what evaluate and predict need."""
+        """The trained agent alone, and the spaces it acts in: what evaluate and predict need.
+
+        No environment is made where the ``spaces`` are known.
+        """
         self._check_origin(checkpoint_state)
         options = self.options(with_options(config, saved_options(checkpoint_state)))
-        _check_env(checkpoint_state, config, env)
-        factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs)
-        plan = self.blueprint(config, factory, network, device)
+        if spaces is None:
+            _check_env(checkpoint_state, config, env)
+            spaces = EnvFactory(env if env is not None else config.env_id, config.env_kwargs).spaces()
+        plan = self._plan(config, spaces, network, device)
         agent = self._built(options, plan, checkpoint_state)
         with raise_on_mismatch():
             agent.load_state_dict(agent_state(checkpoint_state))
@@ -320,21 +327,3 @@ def _check_env(state: CheckpointState, config: TrainConfig, env: EnvSource | Non
             f"{config.env_id!r} as it is registered",
             stacklevel=4,
         )
-
-
-def predict(agent: Learner, spaces: Spaces, obs: Any, *, deterministic: bool = True) -> Any:
-    """The action for one observation, or an array of actions for a batch, in the environment's own units."""
-    obs = spaces.flatten(obs)
-    try:
-        encoded = spaces.encode(obs)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"observations have shape {spaces.obs_shape} (or a batch of them), got {type(obs).__name__}"
-        ) from None
-    single = encoded.ndim == len(spaces.obs_shape)
-    if encoded.shape[-len(spaces.obs_shape) :] != spaces.obs_shape or encoded.ndim - (not single) != len(
-        spaces.obs_shape
-    ):
-        raise ValueError(f"observations have shape {spaces.obs_shape} (or a batch of them), got {np.shape(obs)}")
-    actions = spaces.to_env(agent.act(encoded[None] if single else encoded, deterministic=deterministic).actions)
-    return actions[0] if single else np.asarray(actions)

@@ -16,7 +16,7 @@ from rl_training.experiment.checkpointing import CheckpointError, CheckpointStat
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint, named_checkpoint, run_dir_of
-from rl_training.experiment.yaml_config import apply_overrides, check_names
+from rl_training.experiment.yaml_config import apply_overrides, full_names
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.saving import refuse_agent_alone
 from rl_training.runtime.trainer import TrainResult
@@ -133,8 +133,8 @@ def changed_config(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConf
         return config
     values, spec = config.plain(), get_algorithm_spec(config.algo)
     before = deepcopy(values)
-    apply_overrides(values, dict(changes))
-    check_names(values, dict(changes))
+    changes = full_names(values, changes)
+    apply_overrides(values, changes)
     new = TrainConfig(**values)
     spec.options(new)
     may = (*TrainConfig.CHANGEABLE, *(f"algo_kwargs.{name}" for name in spec.config.CHANGEABLE))

@@ -93,7 +93,7 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
     """Name and values from ``name=a,b``, read as YAML; lists stand in brackets: ``hidden_sizes=[64,64],[256]``."""
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
-        raise ConfigError([((), f"--set takes name=a,b, e.g. algo_kwargs.learning_rate=1e-3,3e-4; got {text!r}")])
+        raise ConfigError([((), f"--set takes name=a,b, e.g. learning_rate=1e-3,3e-4; got {text!r}")])
     try:
         return name.strip(), list(parse_yaml(f"[{values}]", "pure"))
     except YamlProblem:

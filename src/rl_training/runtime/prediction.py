@@ -1,0 +1,110 @@
+"""The action for an observation that somebody gives, with the state of agents that remember."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rl_training.algorithms.base import Learner
+from rl_training.envs.spaces import Spaces
+
+__all__ = ["merged_state", "predict", "read_observations"]
+
+NUMBERS = "biuf"  # kinds of arrays: truth values, whole numbers, floats
+
+
+def predict(
+    agent: Learner,
+    spaces: Spaces,
+    obs: Any,
+    *,
+    deterministic: bool = True,
+    state: Any = None,
+    episode_start: Any = None,
+    return_state: bool = False,
+) -> Any:
+    """The action for one observation, or an array of actions for a batch, in the environment's own units.
+
+    Dreamer and PETS carry a state from one observation of an episode to the next: ``return_state`` returns it beside
+    the action, and ``state`` gives it back, a row for each observation of a batch. Without one, episodes start, and so
+    they do in the rows that ``episode_start`` marks. Other agents have no state: theirs is None.
+    """
+    rows, single = read_observations(spaces, obs)
+    carry = merged_state(agent, len(rows), single, state, episode_start)
+    acting = agent.act(rows, carry=carry, deterministic=deterministic)
+    actions = spaces.to_env(acting.actions)
+    chosen = actions[0] if single else np.asarray(actions)
+    if not return_state:
+        return chosen
+    if carry is None:
+        return chosen, None
+    return chosen, acting.carry[0] if single else acting.carry
+
+
+def read_observations(spaces: Spaces, obs: Any) -> tuple[np.ndarray, bool]:
+    """Observations as networks see them, (N, ...), and whether one was given by itself; refuses what is none."""
+    obs = spaces.flatten(obs)
+    try:
+        given = np.asarray(obs)
+    except (TypeError, ValueError, OverflowError):  # rows of different lengths, among others
+        raise _refusal(spaces, type(obs).__name__) from None
+    if given.dtype.kind not in NUMBERS:
+        raise _refusal(spaces, f"{type(obs).__name__} that does not hold numbers alone")
+    shape = spaces.given_shape
+    single = given.ndim == len(shape)
+    if given.shape[-len(shape) :] != shape or given.ndim - (not single) != len(shape):
+        raise _refusal(spaces, str(given.shape))
+    if spaces.image and given.dtype != np.uint8 and not bool(((given >= 0) & (given <= 255)).all()):
+        raise ValueError("pixels of observations are numbers from 0 to 255")
+    with np.errstate(over="ignore", invalid="ignore"):
+        encoded = spaces.encode(given)
+    if not spaces.image and not np.isfinite(encoded).all():
+        raise ValueError("observations must be finite numbers (in 32 bits)")
+    return encoded[None] if single else encoded, single
+
+
+def _refusal(spaces: Spaces, got: str) -> ValueError:
+    return ValueError(f"observations have shape {spaces.given_shape} (or a batch of them), got {got}")
+
+
+def merged_state(agent: Learner, count: int, single: bool, state: Any, episode_start: Any) -> Any:
+    """The state that ``count`` observations are met with: what is given, and fresh rows where episodes start."""
+    starts = _starts(count, single, episode_start)
+    fresh = agent.initial_carry(count)
+    if fresh is None:
+        if state is not None:
+            raise ValueError(f"{type(agent).__name__} has no state from one observation to the next: leave it out")
+        return None
+    if state is None:
+        return fresh
+    shape = fresh.shape[1:] if single else fresh.shape
+    try:
+        given = np.asarray(state)
+    except (TypeError, ValueError, OverflowError):
+        given = np.empty(0, object)
+    if given.dtype.kind not in NUMBERS or given.shape != shape:
+        what = given.shape if given.dtype.kind in NUMBERS else type(state).__name__
+        raise ValueError(f"the state has shape {shape} here, as an earlier prediction returned it; got {what}")
+    with np.errstate(over="ignore"):
+        rows = given.astype(fresh.dtype)[None] if single else given.astype(fresh.dtype)
+    rows[starts] = fresh[starts]
+    if not np.isfinite(rows).all():
+        raise ValueError("the state must be finite numbers")
+    return rows
+
+
+def _starts(count: int, single: bool, episode_start: Any) -> np.ndarray:
+    """Which rows start an episode, (N,)."""
+    if episode_start is None:
+        return np.zeros(count, bool)
+    try:
+        given = np.asarray(episode_start)
+    except (TypeError, ValueError):
+        given = np.empty(0, object)
+    shapes = ((), (1,)) if single else ((count,),)
+    if given.dtype != bool or given.shape not in shapes:
+        wanted = "one truth value" if single else f"an array of {count} truth values, one for each observation"
+        what = f"shape {given.shape}" if given.dtype == bool else f"{type(episode_start).__name__}"
+        raise ValueError(f"episode_start is {wanted}; got {what}")
+    return given.reshape(count)

@@ -1,0 +1,38 @@
+"""Spaces as a checkpoint holds them, for those who ask an agent without its environment."""
+
+import json
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+from rl_training.envs.spaces import Spaces
+
+OBSERVED = {
+    "vector": Box(-1, 1, (3,), np.float32),
+    "channels last": Box(0, 255, (48, 40, 3), np.uint8),
+    "channels first": Box(0, 255, (1, 48, 40), np.uint8),
+}
+DONE = {
+    "discrete": Discrete(3, start=-2),
+    "multi-discrete": MultiDiscrete([2, 3], start=[1, -2]),
+    "multi-binary": MultiBinary(4),
+    "box": Box(-2, 5, (2, 3), np.float64),
+    "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
+    "odd bounds": Box(np.array([-1, 0, 3], np.float32), np.array([1, np.inf, 9], np.float32)),
+}
+
+
+@pytest.mark.parametrize("done", DONE)
+@pytest.mark.parametrize("observed", OBSERVED)
+def test_spaces_come_back_from_plain_values_as_they_were(observed, done):
+    env = SimpleNamespace(observation_space=OBSERVED[observed], action_space=DONE[done])
+    spaces = Spaces.of(env)
+    again = Spaces.of_facts(json.loads(json.dumps(spaces.facts())))
+    for name in spaces.__dataclass_fields__:
+        before, after = getattr(spaces, name), getattr(again, name)
+        assert type(before) is type(after) and np.array_equal(before, after), name
+        assert getattr(before, "dtype", None) == getattr(after, "dtype", None), name
+    assert isinstance(env.action_space, gym.Space) and again.describe() == spaces.describe()
