@@ -89,10 +89,7 @@ class RunOptions(TypedDict, total=False):
     record_video: int
     """episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none (≥ 0); default:
     0"""
-    loggers: (
-        list[Literal["tensorboard", "csv", "wandb", "mlflow"]]
-        | tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...]
-    )
+    loggers: list[Literal["tensorboard", "csv", "wandb", "mlflow"]] | tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...]
     """tensorboard, csv, wandb, mlflow: where metrics go, beside metrics.jsonl; default: [tensorboard]"""
     wandb_project: str | None
     """project in Weights & Biases; None: WANDB_PROJECT, or rl_training; default: None"""
