@@ -4,7 +4,7 @@ python benchmarks/fine_tuning.py                       every row below, recorded
 python benchmarks/fine_tuning.py iql_to_sac --no-record
 
 Everything is made here, from nothing: agents are trained, data is collected from them with the package's own ``collect``, other agents
-learn from the data, and new runs start from those (``init_from``). All of it takes about ten minutes of one core.
+learn from the data, and new runs start from those (``init_from``). All of it takes about five minutes of one core.
 """
 
 from __future__ import annotations
