@@ -50,6 +50,8 @@ def written(annotation: Any) -> str:
         return " | ".join(written(part) for part in sorted(parts, key=lambda part: part is types.NoneType))
     if origin is tuple:
         kinds = [written(part) for part in parts if part is not Ellipsis]
+        if kinds[0].startswith("Literal"):  # a plain str, itself a sequence, is then refused all the same
+            return f"Sequence[{kinds[0]}]"
         rest = ", ..." if Ellipsis in parts else ""
         return f"list[{kinds[0]}] | tuple[{', '.join(kinds)}{rest}]"
     if origin is list:
@@ -98,7 +100,7 @@ def managed(algo: str, own: list[str]) -> list[str]:
     rows = {row.name: row for row in describe_options(options)}
     lines = ["", "", f"class {entry.public}(ManagedAlgorithm):"]
     lines += wrapped(f"{entry.public}: {entry.summary} ({entry.paper}).", "    ", '"""')
-    lines += ["", "    Its options are keywords, beside those of every run (``RunOptions``):", ""]
+    lines += ["", "    Its options are keywords, beside those of every run (``RunKeywords``):", ""]
     for name in own:
         row = rows[name]
         lines += wrapped(f"``{name}``: {sentence(row)}", "    ", "- ")
@@ -114,7 +116,7 @@ def managed(algo: str, own: list[str]) -> list[str]:
         "        *,",
         "        env: EnvSource | None = None,",
         "        network: Network | None = None,",
-        f"        **options: Unpack[{entry.public}Options],",
+        f"        **options: Unpack[{entry.public}Keywords],",
         "    ) -> None:",
         "        super().__init__(config, env=env, network=network, **options)",
     ]
@@ -125,17 +127,17 @@ def source() -> str:
     common = list(AlgorithmOptions.model_fields)
     publics = [entry.public for entry in ALGORITHMS.values()]
     names = sorted(
-        [*publics, *(f"{public}Options" for public in publics), "RunOptions"],
+        [*publics, *(f"{public}Keywords" for public in publics), "RunKeywords"],
         key=lambda name: (not name.isupper(), name),
     )
     lines = [HEAD, "__all__ = [", *(f'    "{name}",' for name in names), "]"]
     run = [name for name in TrainConfig.model_fields if name not in ("algo", "env_id")]
     summary = "Keywords of every managed class: the fields of TrainConfig, and the controls of every algorithm."
-    lines += keywords("RunOptions", "TypedDict", summary, TrainConfig, run)
-    lines += keywords("RunOptions", "TypedDict", "", AlgorithmOptions, common)[5:]
+    lines += keywords("RunKeywords", "TypedDict", summary, TrainConfig, run)
+    lines += keywords("RunKeywords", "TypedDict", "", AlgorithmOptions, common)[5:]
     for algo, entry in ALGORITHMS.items():
         config = get_algorithm_spec(algo).config
         own = [row.name for row in describe_options(config) if row.name not in common]
-        lines += keywords(f"{entry.public}Options", "RunOptions", f"Keywords of {entry.public}.", config, own)
+        lines += keywords(f"{entry.public}Keywords", "RunKeywords", f"Keywords of {entry.public}.", config, own)
         lines += managed(algo, own)
     return "\n".join(lines) + "\n"

@@ -5,6 +5,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from rl_training.experiment.registry import ALGORITHMS
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "rl_training"
 LONGEST = 50  # lines of a function, its docstring included
@@ -31,6 +33,8 @@ def test_no_two_modules_define_the_same_public_name():
         for name in defined(ast.parse(path.read_text())):
             homes[name].add(str(path.relative_to(SOURCE)))
     assert len(homes) > 500 and {"PPO", "td_target", "Tensors"} <= set(homes)
+    for entry in ALGORITHMS.values():  # by the contract, the class people use and its learner share a name
+        assert homes.pop(entry.public) == {f"algorithms/{entry.name}.py", "api/typed.py"}
     several = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
     assert {name: files for name, files in several.items() if name not in SEVERAL} == {}
     assert set(several) == set(SEVERAL), "a reason that is not needed any more"

@@ -103,10 +103,10 @@ def test_pyright_takes_right_options_and_refuses_wrong_ones(examples):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_keywords_are_the_options_and_the_class_says_what_each_means(algo):
     entry, options = ALGORITHMS[algo], get_algorithm_spec(algo).config
-    known = set(getattr(typed, f"{entry.public}Options").__annotations__)
+    known = set(getattr(typed, f"{entry.public}Keywords").__annotations__)
     assert known == {*options.model_fields, *TrainConfig.model_fields} - {"algo", "env_id"}
     documented = getattr(rl_training, entry.public).__doc__
-    own = [name for name in options.model_fields if name not in typed.RunOptions.__annotations__]
+    own = [name for name in options.model_fields if name not in typed.RunKeywords.__annotations__]
     assert all(f"- ``{name}``: " in documented for name in own)
 
 

@@ -34,29 +34,29 @@ __all__ = [
     "RLPD",
     "SAC",
     "TD3BC",
-    "BCOptions",
-    "CQLOptions",
-    "DQNOptions",
+    "BCKeywords",
+    "CQLKeywords",
+    "DQNKeywords",
     "Dreamer",
-    "DreamerOptions",
-    "FQFOptions",
-    "GAILOptions",
-    "IQLOptions",
-    "IQNOptions",
-    "MBPOOptions",
-    "MOPOOptions",
-    "PETSOptions",
-    "PPGOptions",
-    "PPOOptions",
-    "QRDQNOptions",
-    "RLPDOptions",
-    "RunOptions",
-    "SACOptions",
-    "TD3BCOptions",
+    "DreamerKeywords",
+    "FQFKeywords",
+    "GAILKeywords",
+    "IQLKeywords",
+    "IQNKeywords",
+    "MBPOKeywords",
+    "MOPOKeywords",
+    "PETSKeywords",
+    "PPGKeywords",
+    "PPOKeywords",
+    "QRDQNKeywords",
+    "RLPDKeywords",
+    "RunKeywords",
+    "SACKeywords",
+    "TD3BCKeywords",
 ]
 
 
-class RunOptions(TypedDict, total=False):
+class RunKeywords(TypedDict, total=False):
     """Keywords of every managed class: the fields of TrainConfig, and the controls of every algorithm."""
 
     seed: int
@@ -89,7 +89,7 @@ class RunOptions(TypedDict, total=False):
     record_video: int
     """episodes of each evaluation recorded as videos/step_….mp4 (gif without the video extra); 0: none (≥ 0); default:
     0"""
-    loggers: list[Literal["tensorboard", "csv", "wandb", "mlflow"]] | tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...]
+    loggers: Sequence[Literal["tensorboard", "csv", "wandb", "mlflow"]]
     """tensorboard, csv, wandb, mlflow: where metrics go, beside metrics.jsonl; default: [tensorboard]"""
     wandb_project: str | None
     """project in Weights & Biases; None: WANDB_PROJECT, or rl_training; default: None"""
@@ -135,7 +135,7 @@ class RunOptions(TypedDict, total=False):
     """stop after this many collect-and-learn cycles (offline: passes over the data) (≥ 1); default: None"""
 
 
-class BCOptions(RunOptions, total=False):
+class BCKeywords(RunKeywords, total=False):
     """Keywords of BC."""
 
     hidden_sizes: list[int] | tuple[int, ...]
@@ -207,7 +207,7 @@ class BCOptions(RunOptions, total=False):
 class BC(ManagedAlgorithm):
     """BC: supervised learning of the data's actions (Pomerleau (1989)).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [256,
       256]
@@ -259,12 +259,12 @@ class BC(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[BCOptions],
+        **options: Unpack[BCKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class DQNOptions(RunOptions, total=False):
+class DQNKeywords(RunKeywords, total=False):
     """Keywords of DQN."""
 
     batch_size: int
@@ -333,7 +333,7 @@ class DQNOptions(RunOptions, total=False):
 class DQN(ManagedAlgorithm):
     """DQN: Q-learning with replay and a target network (arXiv:1312.5602).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``batch_size``: transitions per update (≥ 1); default: 128
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
@@ -381,12 +381,12 @@ class DQN(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[DQNOptions],
+        **options: Unpack[DQNKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class GAILOptions(RunOptions, total=False):
+class GAILKeywords(RunKeywords, total=False):
     """Keywords of GAIL."""
 
     normalize_rewards: bool
@@ -498,7 +498,7 @@ class GAILOptions(RunOptions, total=False):
 class GAIL(ManagedAlgorithm):
     """GAIL: imitation: paid for being taken for the expert (arXiv:1606.03476).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``normalize_rewards``: scale the discriminator's rewards by the running deviation of their return; default: by
       task
@@ -570,12 +570,12 @@ class GAIL(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[GAILOptions],
+        **options: Unpack[GAILKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class PPOOptions(RunOptions, total=False):
+class PPOKeywords(RunKeywords, total=False):
     """Keywords of PPO."""
 
     hidden_sizes: list[int] | tuple[int, ...]
@@ -638,7 +638,7 @@ class PPOOptions(RunOptions, total=False):
 class PPO(ManagedAlgorithm):
     """PPO: clipped policy gradient on fresh rollouts (arXiv:1707.06347).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [64, 64]
     - ``learning_rate``: step size of Adam (> 0); default: 0.0003
@@ -683,12 +683,12 @@ class PPO(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[PPOOptions],
+        **options: Unpack[PPOKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class QRDQNOptions(RunOptions, total=False):
+class QRDQNKeywords(RunKeywords, total=False):
     """Keywords of QRDQN."""
 
     num_quantiles: int
@@ -761,7 +761,7 @@ class QRDQNOptions(RunOptions, total=False):
 class QRDQN(ManagedAlgorithm):
     """QRDQN: quantiles of the return at fixed fractions (arXiv:1710.10044).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``num_quantiles``: quantiles of each action's return (≥ 1); default: 50
     - ``kappa``: threshold of the Huber loss: errors up to this size count squared (> 0); default: 1.0
@@ -811,12 +811,12 @@ class QRDQN(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[QRDQNOptions],
+        **options: Unpack[QRDQNKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class IQNOptions(RunOptions, total=False):
+class IQNKeywords(RunKeywords, total=False):
     """Keywords of IQN."""
 
     num_quantiles: int
@@ -896,7 +896,7 @@ class IQNOptions(RunOptions, total=False):
 class IQN(ManagedAlgorithm):
     """IQN: quantiles of the return at random fractions (arXiv:1806.06923).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``num_quantiles``: random fractions on each side of the regression (≥ 1); default: 8
     - ``stratified``: draw one fraction from each of num_quantiles equal parts; false: independently, as in the paper;
@@ -950,12 +950,12 @@ class IQN(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[IQNOptions],
+        **options: Unpack[IQNKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class SACOptions(RunOptions, total=False):
+class SACKeywords(RunKeywords, total=False):
     """Keywords of SAC."""
 
     learning_starts: int
@@ -1006,7 +1006,7 @@ class SACOptions(RunOptions, total=False):
 class SAC(ManagedAlgorithm):
     """SAC: maximum-entropy actor-critic with replay (arXiv:1812.05905).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``learning_starts``: environment steps before the first update; by task: a tenth of the run, at most 10,000 (≥ 0);
       default: by task
@@ -1044,12 +1044,12 @@ class SAC(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[SACOptions],
+        **options: Unpack[SACKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class PETSOptions(RunOptions, total=False):
+class PETSKeywords(RunKeywords, total=False):
     """Keywords of PETS."""
 
     batch_size: int
@@ -1094,7 +1094,7 @@ class PETSOptions(RunOptions, total=False):
 class PETS(ManagedAlgorithm):
     """PETS: planning through an ensemble of learned models (arXiv:1805.12114).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``batch_size``: transitions per gradient step of each member (≥ 1); default: 32
     - ``learning_starts``: environment steps before the first fit (≥ 0); default: by task
@@ -1128,12 +1128,12 @@ class PETS(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[PETSOptions],
+        **options: Unpack[PETSKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class MBPOOptions(RunOptions, total=False):
+class MBPOKeywords(RunKeywords, total=False):
     """Keywords of MBPO."""
 
     batch_size: int
@@ -1212,7 +1212,7 @@ class MBPOOptions(RunOptions, total=False):
 class MBPO(ManagedAlgorithm):
     """MBPO: SAC on short rollouts of a learned model (arXiv:1906.08253).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``batch_size``: transitions per policy update (≥ 1); default: 256
     - ``learning_starts``: environment steps before the first fit and update; by task: a tenth of the run, from 500 to
@@ -1267,12 +1267,12 @@ class MBPO(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[MBPOOptions],
+        **options: Unpack[MBPOKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class FQFOptions(RunOptions, total=False):
+class FQFKeywords(RunKeywords, total=False):
     """Keywords of FQF."""
 
     num_quantiles: int
@@ -1355,7 +1355,7 @@ class FQFOptions(RunOptions, total=False):
 class FQF(ManagedAlgorithm):
     """FQF: quantiles of the return at learned fractions (arXiv:1911.02140).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``num_quantiles``: fractions proposed for each observation (≥ 2); default: 32
     - ``embedding_dim``: cosines that embed a fraction (≥ 1); default: 64
@@ -1412,12 +1412,12 @@ class FQF(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[FQFOptions],
+        **options: Unpack[FQFKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class CQLOptions(RunOptions, total=False):
+class CQLKeywords(RunKeywords, total=False):
     """Keywords of CQL."""
 
     hidden_sizes: list[int] | tuple[int, ...]
@@ -1508,7 +1508,7 @@ class CQLOptions(RunOptions, total=False):
 class CQL(ManagedAlgorithm):
     """CQL: offline: values of unseen actions are pushed down (arXiv:2006.04779).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``hidden_sizes``: widths of the hidden layers; default: [256, 256, 256]
     - ``tau``: boxes: how far target critics move per update (> 0, ≤ 1); default: 0.005
@@ -1567,12 +1567,12 @@ class CQL(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[CQLOptions],
+        **options: Unpack[CQLKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class MOPOOptions(RunOptions, total=False):
+class MOPOKeywords(RunKeywords, total=False):
     """Keywords of MOPO."""
 
     rollout_batch_size: int
@@ -1674,7 +1674,7 @@ class MOPOOptions(RunOptions, total=False):
 class MOPO(ManagedAlgorithm):
     """MOPO: offline: SAC on penalised rollouts of a model (arXiv:2005.13239).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``rollout_batch_size``: rollouts begun at each refresh (≥ 1); default: 10000
     - ``rollout_horizon``: steps of a rollout (≥ 1); default: 5
@@ -1740,12 +1740,12 @@ class MOPO(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[MOPOOptions],
+        **options: Unpack[MOPOKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class PPGOptions(RunOptions, total=False):
+class PPGKeywords(RunKeywords, total=False):
     """Keywords of PPG."""
 
     normalize_advantages: bool
@@ -1827,7 +1827,7 @@ class PPGOptions(RunOptions, total=False):
 class PPG(ManagedAlgorithm):
     """PPG: PPO, and a phase that distils the value (arXiv:2009.04416).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``normalize_advantages``: zero mean and unit deviation over the whole rollout; default: True
     - ``architecture``: detach: one trunk, no gradient of the value in the policy phase; dual: two trunks; by task: dual
@@ -1883,12 +1883,12 @@ class PPG(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[PPGOptions],
+        **options: Unpack[PPGKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class TD3BCOptions(RunOptions, total=False):
+class TD3BCKeywords(RunKeywords, total=False):
     """Keywords of TD3BC."""
 
     normalize_observations: bool
@@ -1967,7 +1967,7 @@ class TD3BCOptions(RunOptions, total=False):
 class TD3BC(ManagedAlgorithm):
     """TD3BC: offline: TD3 that stays near the data (arXiv:2106.06860).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``normalize_observations``: scale observations by the data's mean and deviation; default: True
     - ``alpha``: weight of the values against imitation, once values have mean size 1 (≥ 0); default: 2.5
@@ -2020,12 +2020,12 @@ class TD3BC(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[TD3BCOptions],
+        **options: Unpack[TD3BCKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class IQLOptions(RunOptions, total=False):
+class IQLKeywords(RunKeywords, total=False):
     """Keywords of IQL."""
 
     actor_rate_schedule: str | Mapping[str, object] | None
@@ -2104,7 +2104,7 @@ class IQLOptions(RunOptions, total=False):
 class IQL(ManagedAlgorithm):
     """IQL: offline: no value of an action outside the data (arXiv:2110.06169).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``actor_rate_schedule``: multiplier of the actor's learning rate, beside the common schedule; default: cosine
     - ``expectile``: which expectile of Q over the data's actions the value network learns (> 0, < 1); default: 0.7
@@ -2157,12 +2157,12 @@ class IQL(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[IQLOptions],
+        **options: Unpack[IQLKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class DreamerOptions(RunOptions, total=False):
+class DreamerKeywords(RunKeywords, total=False):
     """Keywords of Dreamer."""
 
     buffer_capacity: int
@@ -2216,7 +2216,7 @@ class DreamerOptions(RunOptions, total=False):
 class Dreamer(ManagedAlgorithm):
     """Dreamer: a world model, and learning in imagination (arXiv:2301.04104).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``buffer_capacity``: observations kept; never more than the run can have (≥ 1); default: 100000
     - ``batch_size``: sequences per update (≥ 1); default: 16
@@ -2251,12 +2251,12 @@ class Dreamer(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[DreamerOptions],
+        **options: Unpack[DreamerKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)
 
 
-class RLPDOptions(RunOptions, total=False):
+class RLPDKeywords(RunKeywords, total=False):
     """Keywords of RLPD."""
 
     learning_starts: int
@@ -2353,7 +2353,7 @@ class RLPDOptions(RunOptions, total=False):
 class RLPD(ManagedAlgorithm):
     """RLPD: online learning that starts from prior data (arXiv:2302.02948).
 
-    Its options are keywords, beside those of every run (``RunOptions``):
+    Its options are keywords, beside those of every run (``RunKeywords``):
 
     - ``learning_starts``: environment steps before updates; by task: at most a tenth of the run (≥ 0); default: by task
     - ``initial_random_steps``: environment steps with random actions; by task: as learning_starts (≥ 0); default: by
@@ -2416,6 +2416,6 @@ class RLPD(ManagedAlgorithm):
         *,
         env: EnvSource | None = None,
         network: Network | None = None,
-        **options: Unpack[RLPDOptions],
+        **options: Unpack[RLPDKeywords],
     ) -> None:
         super().__init__(config, env=env, network=network, **options)

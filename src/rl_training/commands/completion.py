@@ -33,7 +33,7 @@ class Flag(NamedTuple):
     values: Values | None
 
 
-class Entry(NamedTuple):
+class CompletionEntry(NamedTuple):
     """A command: what it is for, its flags, and what else it takes."""
 
     summary: str
@@ -52,7 +52,7 @@ def add(command: Command, parsers: Mapping[str, argparse.ArgumentParser]) -> Non
     completion.add_argument("shell", choices=SHELLS, help='for bash: eval "$(rl-training completion bash)"')
 
 
-def _entry(parser: argparse.ArgumentParser) -> Entry:
+def _entry(parser: argparse.ArgumentParser) -> CompletionEntry:
     flags: list[Flag] = []
     words: list[str] = []
     files = False
@@ -64,7 +64,7 @@ def _entry(parser: argparse.ArgumentParser) -> Entry:
             taken = _values(action)
             words += taken.words
             files = files or taken.files
-    return Entry(parser.description or "", flags, Values(tuple(words), files))
+    return CompletionEntry(parser.description or "", flags, Values(tuple(words), files))
 
 
 def _values(action: argparse.Action) -> Values:
@@ -83,7 +83,7 @@ def _values(action: argparse.Action) -> Values:
     return Values(files=action.metavar in PATHS or not action.option_strings)
 
 
-def _words(entries: Mapping[str, Entry]) -> Iterator[str]:
+def _words(entries: Mapping[str, CompletionEntry]) -> Iterator[str]:
     """The lines of a function for bash and zsh: (command, word before, word) to candidates; ``:files:`` stands for
     files."""
     yield "_rl_training_words() {"
@@ -134,15 +134,15 @@ _rl_training() {
 compdef _rl_training rl-training"""
 
 
-def _bash(entries: Mapping[str, Entry]) -> str:
+def _bash(entries: Mapping[str, CompletionEntry]) -> str:
     return "\n".join(_words(entries)) + BASH
 
 
-def _zsh(entries: Mapping[str, Entry]) -> str:
+def _zsh(entries: Mapping[str, CompletionEntry]) -> str:
     return "#compdef rl-training\n" + "\n".join(_words(entries)) + ZSH
 
 
-def _fish(entries: Mapping[str, Entry]) -> str:
+def _fish(entries: Mapping[str, CompletionEntry]) -> str:
     lines = ["complete -c rl-training -f", "complete -c rl-training -n __fish_use_subcommand -l version -l help"]
     for name, entry in entries.items():
         lines.append(f"complete -c rl-training -n __fish_use_subcommand -a {name} -d {_quoted(entry.summary)}")

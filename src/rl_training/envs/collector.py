@@ -75,12 +75,7 @@ class Collector:
             ]
             first = self._envs[0].env
         self.spaces = Spaces.of(first)
-        if not has_time_limit(first):
-            warnings.warn(
-                f"{factory.name} has no time limit: if its episodes may go on for ever, "
-                "set env_kwargs.max_episode_steps",
-                stacklevel=2,
-            )
+        _warn_of_endless_episodes(first, factory.name)
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
@@ -311,3 +306,11 @@ class Collector:
     def close(self) -> None:
         for slot in self._envs:
             slot.env.close()
+
+
+def _warn_of_endless_episodes(env: Any, name: str) -> None:
+    if not has_time_limit(env):
+        warnings.warn(
+            f"{name} has no time limit: if its episodes may go on for ever, set env_kwargs.max_episode_steps",
+            stacklevel=3,
+        )

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["CRITICS_FORM", "FAMILIES", "Policy", "Route", "partners_of", "policy_of", "route"]
+__all__ = ["CRITICS_FORM", "FAMILIES", "PolicyTensors", "Route", "partners_of", "policy_of", "route"]
 
-Unit = Mapping[str, torch.Tensor]
-Units = Mapping[str, Unit]  # the parts of an agent by name (model.actor), each as its tensors
-Layers = list[tuple[torch.Tensor, torch.Tensor]]  # weight (out, in, ...) and bias (out,) of each
+PartTensors = Mapping[str, torch.Tensor]
+Parts = Mapping[str, PartTensors]  # the parts of an agent by name (model.actor), each as its tensors
+LayerTensors = list[tuple[torch.Tensor, torch.Tensor]]  # weight (out, in, ...) and bias (out,) of each
 
 SOFT = ("sac", "cql", "rlpd", "mbpo", "mopo")  # an actor with a squashed Gaussian, and critics
 OFFLINE = ("iql", "td3_bc")  # an actor whose mean is a tanh, and critics without entropy
@@ -70,10 +70,10 @@ def partners_of(target: str) -> list[str]:
     return list(dict.fromkeys((target, *alike, *routed)))
 
 
-class Policy(NamedTuple):
+class PolicyTensors(NamedTuple):
     """A policy network, as views of its tensors, and the names of the parts that it consists of."""
 
-    hidden: Layers
+    hidden: LayerTensors
     best: tuple[torch.Tensor, torch.Tensor]  # the outputs that choose the action: weight (A, in) and bias (A,)
     deviation: tuple[torch.Tensor, torch.Tensor] | None  # the outputs of log-deviations of a squashed Gaussian, alike
     units: tuple[str, ...]
@@ -82,7 +82,7 @@ class Policy(NamedTuple):
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(weight.shape) for weight, _ in (*self.hidden, self.best)]
 
-    def take(self, other: Policy) -> bool:
+    def take(self, other: PolicyTensors) -> bool:
         """Copy another policy of the same shapes; whether its deviation was taken too. Where there is none to take, the
         deviation starts at the same small value everywhere: drawn weights on trained features could give any."""
         for (weight, bias), (from_weight, from_bias) in zip((*self.hidden, self.best), (*other.hidden, other.best)):
@@ -100,7 +100,7 @@ class Policy(NamedTuple):
         return True
 
 
-def policy_of(algo: str, options: Mapping[str, Any], units: Units) -> Policy | None:
+def policy_of(algo: str, options: Mapping[str, Any], units: Parts) -> PolicyTensors | None:
     """The policy of an agent; None if its network is not this package's own."""
     try:
         if algo in ON_POLICY:
@@ -111,21 +111,21 @@ def policy_of(algo: str, options: Mapping[str, Any], units: Units) -> Policy | N
         return None
     gaussian = algo in SOFT or (algo == "bc" and options.get("loss") == "likelihood")
     if not gaussian:
-        return Policy(hidden, last, None, (name,))
+        return PolicyTensors(hidden, last, None, (name,))
     (mean, log_std), (mean_bias, log_std_bias) = (part.chunk(2) for part in last)
-    return Policy(hidden, (mean, mean_bias), (log_std, log_std_bias), (name,))
+    return PolicyTensors(hidden, (mean, mean_bias), (log_std, log_std_bias), (name,))
 
 
-def _of_actor_critic(units: Units) -> Policy:
+def _of_actor_critic(units: Parts) -> PolicyTensors:
     """Of the two towers for vectors, the first is the policy's."""
     layers, beside = _layers(units["model.trunk"]), ""
     if layers and all(weight.ndim == 3 for weight, _ in layers):
         layers, beside = [(weight[0].t(), bias[0, 0]) for weight, bias in layers], "the values' half of model.trunk"
     [head] = _layers({f"0.{name}": tensor for name, tensor in units["model.policy_head"].items()})
-    return Policy(layers, head, None, ("model.trunk", "model.policy_head"), beside)
+    return PolicyTensors(layers, head, None, ("model.trunk", "model.policy_head"), beside)
 
 
-def _layers(tensors: Unit) -> Layers:
+def _layers(tensors: PartTensors) -> LayerTensors:
     """Weights and biases by the order of their layers; a ``ValueError`` for a module of other things."""
     if not tensors or {name.rpartition(".")[2] for name in tensors} != {"weight", "bias"}:
         raise ValueError("not a stack of layers")

@@ -52,12 +52,11 @@ class DreamerOptions(ReplayOptions):
 
 def make_sequences(run: Run, cfg: DreamerOptions) -> RecurrentReplayBuffer:
     """A buffer of the run's observations in sequences."""
-    spaces = run.spaces
     longest = 2 * run.config.total_timesteps + run.config.num_envs * (cfg.sequence_length + 2)  # of one-step episodes
     try:
         return RecurrentReplayBuffer(
-            min(cfg.buffer_capacity, longest), run.config.num_envs, spaces.obs_shape, cfg.sequence_length,
-            spaces.obs_dtype, spaces.action_shape, spaces.action_dtype, run.device, rng=run.rng("replay"),
+            min(cfg.buffer_capacity, longest), run.config.num_envs, run.spaces.obs_shape, cfg.sequence_length,
+            run.spaces.obs_dtype, run.spaces.action_shape, run.spaces.action_dtype, run.device, rng=run.rng("replay"),
         )  # fmt: skip
     except ValueError as error:
         raise ConfigError([(("algo_kwargs", "buffer_capacity"), str(error))]) from None

@@ -22,7 +22,7 @@ from rl_training.experiment.options_table import option_text
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint
 from rl_training.optim.flat import FlatOptimizer
-from rl_training.runtime.counterparts import CRITICS_FORM, Route, partners_of, policy_of, route
+from rl_training.runtime.counterparts import CRITICS_FORM, Parts, PartTensors, Route, partners_of, policy_of, route
 
 if TYPE_CHECKING:
     from rl_training.runtime.loops.base import Loop
@@ -60,10 +60,6 @@ class Origin:
 def _listed(names: Sequence[str]) -> str:
     """Names of parts; a normaliser's statistics count as one."""
     return ", ".join(dict.fromkeys("normalizer" if name.startswith("normalizer.") else name for name in names))
-
-
-Unit = Mapping[str, torch.Tensor]  # what is taken over whole or not at all: tensors by name
-Units = dict[str, Unit]
 
 
 def adopted_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dict[str, Any]:
@@ -138,8 +134,8 @@ class _Transfer:
         with raise_on_mismatch():
             self._saved = agent_state(state)
         _check_normalizer(agent, self._saved)
-        self.here: Units = dict(_units(agent))
-        self.there: Units = dict(_saved_units(self._saved))
+        self.here: Parts = dict(_units(agent))
+        self.there: Parts = dict(_saved_units(self._saved))
         self._check_activation()
         self._names = config.init_parts
         for name in self._names:
@@ -339,7 +335,7 @@ def _saved_optimizers(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tu
             yield from _saved_optimizers(part, f"{prefix}{name}.")
 
 
-def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, Unit]]:
+def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, PartTensors]]:
     """The parts of a learner's networks by name (``model.actor``), each as its tensors, which can be written to."""
     parts = learner._parts()
     tuned = {id(p) for part in parts.values() if isinstance(part, FlatOptimizer) for p in part.params}
@@ -352,7 +348,7 @@ def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, Unit]]:
             yield f"{prefix}{name}", {"": part.state_dict()}
 
 
-def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Unit]]:
+def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, PartTensors]]:
     """The same of a saved agent, without its optimizers."""
     for name, part in saved.items():
         if isinstance(part, torch.Tensor):
@@ -364,7 +360,7 @@ def _saved_units(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
                 yield from _saved_units(part, f"{prefix}{name}.")
 
 
-def _grouped(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Unit]]:
+def _grouped(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, PartTensors]]:
     """A module's tensors by the child that they belong to."""
     children: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
@@ -378,16 +374,16 @@ def _named(unit: str, names: Sequence[str]) -> bool:
     return not names or bool({"normalizer", *names} & set(unit.split(".")))
 
 
-def _images(units: Units) -> bool:
+def _images(units: Parts) -> bool:
     """Whether a network of these has convolutions."""
     return any(tensor.ndim == 4 for tensors in units.values() for tensor in tensors.values())
 
 
-def _described(tensors: Unit) -> dict[str, Any]:
+def _described(tensors: PartTensors) -> dict[str, Any]:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _ensemble(tensors: Unit) -> tuple[int, bool]:
+def _ensemble(tensors: PartTensors) -> tuple[int, bool]:
     """How many networks an ensemble of critics has, and whether their layers are normalised."""
     weights = [tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.ndim == 3]
     return (len(weights[0]) if weights else 0), any(weight.shape[1] == 1 for weight in weights)

@@ -14,8 +14,8 @@ from rl_training.serving.messages import Question, Refusal
 __all__ = ["Batcher"]
 
 MOST_WAITING = 4_096  # observations, beyond which requests are refused
-Act = Callable[[np.ndarray, Any, bool], tuple[list[Any], Any]]  # (rows, carry, deterministic) -> (actions, carry)
-Answer = tuple[list[Any], Any]  # a question's actions, and its carry
+ActOnRows = Callable[[np.ndarray, Any, bool], tuple[list[Any], Any]]  # (rows, carry, deterministic) -> (actions, carry)
+Chosen = tuple[list[Any], Any]  # a question's actions, and its carry
 
 
 class Batcher:
@@ -26,19 +26,19 @@ class Batcher:
     computes it, which is quicker for batches that take less than it takes to hand them over.
     """
 
-    def __init__(self, act: Act, *, max_batch: int, wait_seconds: float = 0.0, threaded: bool = False) -> None:
+    def __init__(self, act: ActOnRows, *, max_batch: int, wait_seconds: float = 0.0, threaded: bool = False) -> None:
         self._act, self._max_batch, self._wait = act, max_batch, wait_seconds
         self._pool = ThreadPoolExecutor(1, "agent") if threaded else None
-        self._waiting: list[tuple[Question, asyncio.Future[Answer]]] = []
+        self._waiting: list[tuple[Question, asyncio.Future[Chosen]]] = []
         self._rows = 0  # of those that wait
         self._next: asyncio.Handle | None = None  # the next batch, when it is due
         self._busy = False
 
-    def ask(self, question: Question) -> asyncio.Future[Answer]:
+    def ask(self, question: Question) -> asyncio.Future[Chosen]:
         """The answer, when its batch has been computed."""
         if self._rows + len(question.rows) > MOST_WAITING:
             raise Refusal(503, "too many requests wait already; ask again later")
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Chosen] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
         self._rows += len(question.rows)
         self._schedule()
@@ -74,7 +74,7 @@ class Batcher:
         made = asyncio.get_running_loop().run_in_executor(self._pool, self._computed, batch)
         made.add_done_callback(lambda done: self._finished(batch, done))
 
-    def _finished(self, batch: list[tuple[Question, asyncio.Future[Answer]]], done: asyncio.Future[Any]) -> None:
+    def _finished(self, batch: list[tuple[Question, asyncio.Future[Chosen]]], done: asyncio.Future[Any]) -> None:
         self._busy = False
         error = done.exception()
         if error is not None:
@@ -83,7 +83,7 @@ class Batcher:
             _deliver(batch, done.result())
         self._schedule()
 
-    def _taken(self) -> list[tuple[Question, asyncio.Future[Answer]]]:
+    def _taken(self) -> list[tuple[Question, asyncio.Future[Chosen]]]:
         """The oldest questions of one kind (with or without noise), as many as a batch takes."""
         kind, rows = self._waiting[0][0].deterministic, 0
         batch, rest = [], []
@@ -96,7 +96,7 @@ class Batcher:
         self._waiting, self._rows = rest, self._rows - rows
         return batch
 
-    def _computed(self, batch: list[tuple[Question, asyncio.Future[Answer]]]) -> list[Answer]:
+    def _computed(self, batch: list[tuple[Question, asyncio.Future[Chosen]]]) -> list[Chosen]:
         questions = [question for question, _ in batch]
         rows = _joined([question.rows for question in questions])
         carry = None if questions[0].carry is None else _joined([question.carry for question in questions])
@@ -113,13 +113,13 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _deliver(batch: list[tuple[Question, asyncio.Future[Answer]]], answers: list[Answer]) -> None:
+def _deliver(batch: list[tuple[Question, asyncio.Future[Chosen]]], answers: list[Chosen]) -> None:
     for (_, future), answer in zip(batch, answers):
         if not future.done():
             future.set_result(answer)
 
 
-def _fail(batch: list[tuple[Question, asyncio.Future[Answer]]], error: BaseException) -> None:
+def _fail(batch: list[tuple[Question, asyncio.Future[Chosen]]], error: BaseException) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(error)

@@ -72,7 +72,7 @@ class MLflow:
         place = client.create_experiment(name) if experiment is None else experiment.experiment_id
         tags = {"mlflow.runName": context.run_id, **{ODD.sub("_", tag): "true" for tag in config.tags}}
         run: str = client.create_run(place, run_name=context.run_id, tags=tags).info.run_id
-        for key, value in flat(config.plain()).items():
+        for key, value in flat_params(config.plain()).items():
             client.log_param(run, ODD.sub("_", key), str(value)[:LONGEST])
         return run
 
@@ -108,9 +108,11 @@ class MLflow:
         warnings.warn(f"nothing more goes to mlflow: {reason(error)}", stacklevel=4)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested options by dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        found |= (
+            flat_params(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        )
     return found
