@@ -25,7 +25,7 @@ SHARED = {"optimizer", "max_grad_norm", "gamma", "entropy_coef", "imagination_ho
 class DreamerOptions(ReplayOptions):
     TITLE = "dreamer"
     gradient_updates_per_step: ClassVar[int] = 1
-    FORM: ClassVar[tuple[str, ...]] = (*ReplayOptions.FORM, "size", "features_dim", "action_embed_dim")
+    FORM: ClassVar[tuple[str, ...]] = (*ReplayOptions.FORM, "size", "action_embed_dim")
     size: Literal["nano", "tiny", "small", "1m", "12m"] = opt("tiny", "how large the networks are; nano is a toy")
     features_dim: int | None = opt(None, "width of the heads' hidden layers; null: the size's", ge=1)
     action_embed_dim: int | None = opt(None, "width of the embedded action; null: as other inputs of the RSSM", ge=1)

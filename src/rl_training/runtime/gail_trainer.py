@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +37,6 @@ class GAILOptions(PPOOptions, ExpertOptions):
     """Options of GAIL: PPO's, the discriminator's and the expert's."""
 
     TITLE = "gail"
-    FORM: ClassVar[tuple[str, ...]] = (
-        *PPOOptions.FORM,
-        *("features_dim", "head_hidden_sizes", "discriminator_hidden_sizes", "discriminator_features_dim"),
-        *("discriminator_head_hidden_sizes", "normalize_discriminator", "absorbing"),
-    )
     normalize_rewards: bool = opt(True, "scale the discriminator's rewards by the running deviation of their return")
     discriminator_learning_rate: float = opt(3e-4, "step size of Adam, for the discriminator", gt=0)
     discriminator_updates: int = opt(4, "its updates for each rollout", ge=1)

@@ -49,8 +49,13 @@ class AlgorithmOptions(Options):
         tuple[str, ...]
     ] = ()  # options for which a new run takes ``for_task``'s value unless they are set
 
-    # options that shape networks; where they are open, a run takes those of the agent that it starts from
-    FORM: ClassVar[tuple[str, ...]] = ("hidden_sizes", "normalize_observations", "activation")
+    # options that shape networks, as far as an algorithm has them; where they are open, a run takes those of the agent
+    # that it starts from
+    FORM: ClassVar[tuple[str, ...]] = (
+        *("hidden_sizes", "head_hidden_sizes", "features_dim", "activation", "normalize_observations", "absorbing"),
+        *("discriminator_hidden_sizes", "discriminator_head_hidden_sizes", "discriminator_features_dim"),
+        "normalize_discriminator",
+    )
     OWN_ACTIVATION: ClassVar[str] = "relu"  # of hidden layers for vectors, unless an option says otherwise
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("eval_interval", "early_stopping", "max_updates", "max_epochs")
 
