@@ -146,6 +146,17 @@ def iql_to_sac(shop: Workshop, **how: bool) -> Made:
     )
 
 
+def iql_to_rlpd(shop: Workshop) -> Made:
+    """Both sides have the data, and critics of the form that IQL has; one starts from IQL's agent too."""
+    task = "InvertedDoublePendulum-v5"
+    data = {"dataset_kind": "npz", "dataset_path": shop.data(shop.balancer, steps=10_000)}
+    form = {"num_critics": 2, "layer_norm": False, "gradient_updates_per_step": 4, **NARROW}
+    return Made(
+        lambda seed: shop.train("iql", task, 10_000, seed, **data, **NARROW),
+        lambda seed, start: shop.train("rlpd", task, 3_000, seed, init_from=start, **data, **form),
+    )
+
+
 def moved_acrobot(shop: Workshop) -> Made:
     return Made(
         lambda seed: shop.swinger,
@@ -166,6 +177,10 @@ ROWS = {
     "iql_to_sac_best": (
         functools.partial(iql_to_sac, deterministic=True),
         "IQL on 10,000 steps of a SAC agent's best actions, then SAC, InvertedDoublePendulum-v5",
+    ),
+    "iql_to_rlpd": (
+        iql_to_rlpd,
+        "IQL on 10,000 steps of a SAC agent, then RLPD with the same data, InvertedDoublePendulum-v5",
     ),
     "moved_acrobot": (moved_acrobot, f"PPO on Acrobot-v1, then PPO with a second link of mass {MASS:g} instead of 1"),
     "moved_cartpole": (moved_cartpole, f"PPO on CartPole-v1, then PPO with a pole of length {LENGTH:g} instead of 0.5"),

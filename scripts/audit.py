@@ -23,7 +23,7 @@ DATABASE = "https://api.osv.dev/v1/querybatch"
 SECONDS = 20.0
 ALLOWED = {  # permissive, or copyleft that stops at a file or a library
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0",
-    "HPND", "ISC", "LGPL-2.1", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib",
+    "HPND", "ISC", "LGPL-2.1", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib",
 }  # fmt: skip
 OTHER = {"ale-py": "GPL-2.0-only"}  # in an extra of its own, which nothing else needs
 CUDA = ("nvidia-", "cuda-")  # libraries that come with builds of torch for GPUs, under their maker's own terms

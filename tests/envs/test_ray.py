@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,7 +171,9 @@ def test_numbers_of_the_last_info_come_from_actors_too(at_the_cluster):
         there.close()
 
 
-def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster):
+def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster, monkeypatch):
+    # workers look where this process was told to look for modules of the user's
+    monkeypatch.setattr("rl_training.base.modules._added", [str(Path(toys.__file__).parent)])
     factory, actions = EnvFactory("toys:Reaching-v0", {}), np.zeros(1, np.int64)
     collectors = [Collector(factory, 1, seed=0, log_info=["distance"], remote=remote) for remote in (False, True)]
     try:

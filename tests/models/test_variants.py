@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rl_training.models import MLPActorCritic, MLPIQNetwork, MLPPolicy, MLPQNetwork, MLPSACModel
-from rl_training.models.cnn import convolutions
+from rl_training.models.cnn import convolutional_layers
 from rl_training.models.heads import SquashedGaussian
 from rl_training.models.host import host_forward, numpy_layers, through
 from rl_training.models.mlp import EnsembleLinear, ensemble_mlp
@@ -94,7 +94,7 @@ def weights(kind: str) -> list[tuple[torch.Tensor, torch.Tensor, int, int]]:
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(200, 300), nn.ReLU())
     ensemble = ensemble_mlp(3, (200, 300, 1))
-    pictures, _ = convolutions((4, 36, 36))
+    pictures, _ = convolutional_layers((4, 36, 36))
     for network in (dense, ensemble, pictures):
         initialise_hidden_(network, kind)
     one, conv = ensemble[0], pictures[1]
