@@ -73,7 +73,7 @@ class Workshop:
         from rl_training.experiment.config import TrainConfig
         from rl_training.experiment.registry import get_algorithm_spec
 
-        fields = {name: given.pop(name) for name in ("init_from", "num_envs") if name in given}
+        fields = {name: given.pop(name) for name in ("init_from", "init_parts", "num_envs") if name in given}
         config = TrainConfig(
             algo=algo, env_id=env_id, total_timesteps=steps, seed=seed, output_dir=self.folder, progress="off", threads=1,
             eval_episodes=3, loggers=(), algo_kwargs={"eval_interval": steps // 4, **given}, **fields,
@@ -146,14 +146,16 @@ def iql_to_sac(shop: Workshop, **how: bool) -> Made:
     )
 
 
-def iql_to_rlpd(shop: Workshop) -> Made:
+def iql_to_rlpd(shop: Workshop, **parts: Any) -> Made:
     """Both sides have the data, and critics of the form that IQL has; one starts from IQL's agent too."""
     task = "InvertedDoublePendulum-v5"
     data = {"dataset_kind": "npz", "dataset_path": shop.data(shop.balancer, steps=10_000)}
     form = {"num_critics": 2, "layer_norm": False, "gradient_updates_per_step": 4, **NARROW}
     return Made(
         lambda seed: shop.train("iql", task, 10_000, seed, **data, **NARROW),
-        lambda seed, start: shop.train("rlpd", task, 3_000, seed, init_from=start, **data, **form),
+        lambda seed, start: shop.train(
+            "rlpd", task, 3_000, seed, init_from=start, **(parts if start else {}), **data, **form
+        ),
     )
 
 
@@ -181,6 +183,10 @@ ROWS = {
     "iql_to_rlpd": (
         iql_to_rlpd,
         "IQL on 10,000 steps of a SAC agent, then RLPD with the same data, InvertedDoublePendulum-v5",
+    ),
+    "iql_to_rlpd_actor": (
+        functools.partial(iql_to_rlpd, init_parts=("actor",)),
+        "the same with IQL's policy alone (`init_parts: [actor]`)",
     ),
     "moved_acrobot": (moved_acrobot, f"PPO on Acrobot-v1, then PPO with a second link of mass {MASS:g} instead of 1"),
     "moved_cartpole": (moved_cartpole, f"PPO on CartPole-v1, then PPO with a pole of length {LENGTH:g} instead of 0.5"),
