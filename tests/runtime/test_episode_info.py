@@ -136,3 +136,25 @@ def test_the_progress_line_shows_the_rate_of_success(tiny, capsys):
     last = [line for line in capsys.readouterr().err.splitlines() if "128/128" in line][-1]
     assert last.endswith(f", {metrics['success_rate']:.0%} succeed")
     assert f", {metrics['eval_success_rate']:.0%} succeed · return " in last
+
+
+def test_an_environment_without_an_info_is_warned_of_where_numbers_of_it_are_wanted():
+    import gymnasium as gym
+    import numpy as np
+
+    from rl_training.envs.collector import Collector
+    from rl_training.envs.factory import EnvFactory
+
+    class WithoutInfo(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 1.0, True, False, None
+
+    collector = Collector(EnvFactory(WithoutInfo, {"max_episode_steps": 5}), 1, 0, log_info=("speed",))
+    with pytest.warns(UserWarning, match="without speed"):
+        collector.step(np.array([0]))
+    assert collector.episodes == 1

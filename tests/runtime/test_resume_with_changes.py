@@ -201,3 +201,11 @@ def test_options_that_the_task_chose_for_the_parent_are_chosen_anew(tmp_path):
     assert child.config["algo_kwargs"]["learning_starts"] == 2
     assert child.config["algo_kwargs"]["initial_random_steps"] == 0
     assert get_algorithm_spec("sac").config(**child.config["algo_kwargs"]).hidden_sizes == (16, 16)
+
+
+def test_where_a_run_is_tracked_may_change(tmp_path):
+    from rl_training.runtime.workflows import changed_config
+
+    before = tiny_config("ppo", tmp_path)
+    for name in ("wandb_project", "mlflow_experiment"):
+        assert getattr(changed_config(before, {name: "elsewhere"}), name) == "elsewhere"

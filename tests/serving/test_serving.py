@@ -533,3 +533,12 @@ def test_without_the_extra_it_says_what_to_install(ppo, capsys, monkeypatch):
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     assert main(["serve", str(ppo.checkpoint_path)]) == 2
     assert "serving needs the serve extra: pip install 'rl_training[serve]'" in capsys.readouterr().err
+
+
+def test_a_request_as_large_as_a_batch_is_answered_when_nobody_waits(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(batching, "MOST_WAITING", 2)
+        batcher = Batcher(lambda rows, carry, deterministic: (rows.tolist(), None), max_batch=8)
+        return await batcher.ask(Question(np.zeros((5, 1), np.float32), None, True, False))
+
+    assert len(asyncio.run(scenario())[0]) == 5

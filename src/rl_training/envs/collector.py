@@ -15,7 +15,7 @@ import torch
 from rl_training.base.errors import raised
 from rl_training.base.saved import Saved, StateError, within
 from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
-from rl_training.envs.endings import Episode, last_numbers, mean_numbers
+from rl_training.envs.endings import Episode, last_numbers, mean_numbers, only
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
 from rl_training.envs.options import EnvOptions
@@ -246,9 +246,9 @@ class Collector:
         self._begin_all(ended)
 
     def _warn_of_missing(self, info: Any) -> None:
-        missing = [name for name in self._log_info if name not in info]
+        missing = [name for name in self._log_info if not only(info, [name])]
         if missing:
-            there = "" if self._remote else f"; it has {', '.join(sorted(map(str, info))) or 'no entries'}"
+            there = "" if self._remote else f"; it has {', '.join(sorted(map(str, info or ()))) or 'no entries'}"
             warnings.warn(
                 f"log_info: the first episode of {self._name} ended without {', '.join(missing)} in its info{there}",
                 stacklevel=2,

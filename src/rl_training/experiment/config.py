@@ -24,7 +24,8 @@ class TrainConfig(Options):
     # what may change when a run goes on: nothing that is learned depends on these
     CHANGEABLE: ClassVar[tuple[str, ...]] = (
         *("total_timesteps", "eval_episodes", "log_interval", "checkpoint_interval", "checkpoint_minutes"),
-        *("keep_checkpoints", "record_video", "loggers", "wandb_project", "tags", "progress", "env_limit_seconds"),
+        *("keep_checkpoints", "record_video", "loggers", "wandb_project", "mlflow_experiment"),
+        *("tags", "progress", "env_limit_seconds"),
     )
 
     algo: str = Field(description="registry name of the algorithm, e.g. ppo")

@@ -36,7 +36,7 @@ class Batcher:
 
     def ask(self, question: Question) -> asyncio.Future[Chosen]:
         """The answer, when its batch has been computed."""
-        if self._rows + len(question.rows) > MOST_WAITING:
+        if self._rows and self._rows + len(question.rows) > MOST_WAITING:
             raise Refusal(503, "too many requests wait already; ask again later")
         future: asyncio.Future[Chosen] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
