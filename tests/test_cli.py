@@ -212,7 +212,7 @@ MISTAKES = [
     (["train", "--algo", "ppo", "--env", "CartPole-v1", "--n-envs", "5"], "; did you mean --num-envs? (see"),
     (
         ["train", "--algo", "a2c", "--env", "CartPole-v1"],
-        "unknown algorithm 'a2c': it is not here; the nearest to it: ppo",
+        "unknown algorithm 'a2c': not in this package; closest: ppo",
     ),
     (["train", "--config", "no/such.yaml"], "no config at no/such.yaml; packaged presets: configs/bc/"),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -70,7 +71,8 @@ def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Format a warning as one line, without its place in the code."""
-    return f"rl-training: warning: {printable(' '.join(str(message).split()))}\n"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # Gymnasium colours its own
+    return f"rl-training: warning: {printable(' '.join(plain.split()))}\n"
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:

@@ -132,8 +132,8 @@ def test_suggestions_name_options_that_exist():
 ALGOS = [
     ("qrdqn", "did you mean 'qr_dqn'"), ("QR-DQN", "did you mean 'qr_dqn'"), ("td3bc", "did you mean 'td3_bc'"),
     ("PPO", "did you mean 'ppo'"), ("DreamerV3", "did you mean 'dreamer'"), ("ppoo", "did you mean 'ppo'"),
-    ("a2c", "it is not here; the nearest to it: ppo"), ("TD3", "it is not here; the nearest to it: sac, td3_bc"),
-    ("ddpg", "it is not here; the nearest to it: sac"), ("rainbow", "it is not here; the nearest to it: dqn"),
+    ("a2c", "not in this package; closest: ppo"), ("TD3", "not in this package; closest: sac, td3_bc"),
+    ("ddpg", "not in this package; closest: sac"), ("rainbow", "not in this package; closest: dqn"),
 ]  # fmt: skip
 
 

@@ -203,6 +203,7 @@ def test_a_warning_of_a_command_is_one_line_without_a_place_in_the_code(capsys):
 
     before = warnings.formatwarning
     assert _warning(UserWarning("two\nlines"), UserWarning, "run.py", 9) == "rl-training: warning: two lines\n"
+    assert _warning("\x1b[33mWARN: old\x1b[0m", UserWarning, "run.py", 9) == "rl-training: warning: WARN: old\n"
     assert main(["list"]) == 0 and warnings.formatwarning is before
 
 

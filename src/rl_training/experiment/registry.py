@@ -62,7 +62,7 @@ def get_entry(name: str) -> Entry:
         return ALGORITHMS[name]
     plain = name.lower().replace("-", "").replace("_", "").replace(" ", "")
     if plain in ABSENT:
-        raise ValueError(f"unknown algorithm {name!r}: it is not here; the nearest to it: {', '.join(ABSENT[plain])}")
+        raise ValueError(f"unknown algorithm {name!r}: not in this package; closest: {', '.join(ABSENT[plain])}")
     spelt = {entry.replace("_", ""): entry for entry in ALGORITHMS} | ALGORITHM_ALIASES
     hint = [spelt[plain]] if plain in spelt else difflib.get_close_matches(name, ALGORITHMS, n=1)
     advice = f"; did you mean {hint[0]!r}?" if hint else f"; known: {', '.join(ALGORITHMS)}"

@@ -234,7 +234,7 @@ def newest_checkpoint(run_dir: str | Path, *, buffers: bool = True) -> tuple[Pat
             problems.append(str(error))
     if problems:
         raise CheckpointError("; ".join(problems))
-    raise CheckpointError(f"{run_dir} holds no checkpoint yet")
+    raise CheckpointError(f"{run_dir} holds no checkpoint yet, or is not a run directory")
 
 
 def find_checkpoint(path: str | Path, *, buffers: bool) -> tuple[Path, CheckpointState]:

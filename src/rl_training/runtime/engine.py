@@ -80,7 +80,7 @@ class Engine:
         saved = Saved(state, ("compile", "threads"))
         threads = saved.count("threads", least=1, most=THREAD_LIMIT)
         compiled: Compile = "safe" if saved["compile"] == "safe" else saved.flag("compile")
-        return cls(compiled, threads, f"updates run as in the first part of the run, {_on(threads)}")
+        return cls(compiled, threads, f"updates run as before the stop, {_on(threads)}")
 
     def state_dict(self, learner: Learner | None = None) -> dict[str, Any]:
         """What a resumed run needs; with its learner, also that compiling failed."""
