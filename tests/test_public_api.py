@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import rl_training
 from rl_training import DQN, PPO, SAC, Callback, ManagedAlgorithm, TrainConfig
 from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import CheckpointError
@@ -99,6 +100,15 @@ def test_predict_reads_no_file_and_computes_nothing_in_torch(short, monkeypatch)
 def test_predict_names_a_wrong_shape(short):
     with pytest.raises(ValueError, match=r"observations have shape \(4,\) .* got \(3,\)"):
         short.predict([0.0, 0.0, 0.0])
+
+
+def test_habits_from_other_libraries_are_answered_in_one_line():
+    with pytest.raises(TypeError, match="number of steps is the option total_timesteps"):
+        PPO("CartPole-v1").learn(2_000)
+    with pytest.raises(AttributeError, match="unknown algorithm 'TD3': not in this package; closest: sac, td3_bc"):
+        _ = rl_training.TD3
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = rl_training.nothing
 
 
 def test_nothing_trained_yet_is_said():

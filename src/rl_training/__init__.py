@@ -62,6 +62,13 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in _PACKAGES:  # rl_training.api.PPO after ``import rl_training`` alone, whatever else has been imported
         return import_module(f"{__name__}.{name}")
+    if name.isupper():  # like an algorithm: A2C, DDPG, TD3
+        from rl_training.experiment.registry import get_entry
+
+        try:
+            get_entry(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,6 +11,7 @@ from rl_training import BC, SAC, Callback, Dreamer
 from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.models import MLPSACModel
 from rl_training.runtime.counterparts import STARTING_STD
 from rl_training.runtime.run import Run
 from toys import Counter, tiny_config
@@ -324,3 +325,14 @@ def test_a_world_model_goes_to_another_task_and_says_what_does_not_fit(tmp_path)
     dreamer(lambda: Counter(limit=6, actions=gym.spaces.Discrete(5)), **parts).learn(callbacks=[first])
     encoders = [name for name in worlds if name.startswith(("world_model.encoder", "world_model.reward"))]
     assert encoders and all(torch.equal(saved[name], first.state[name]) for name in encoders)
+
+
+def test_what_stands_between_the_layers_of_ones_own_networks_is_theirs_to_know(tmp_path):
+    class Own(MLPSACModel):
+        pass
+
+    config = bare("sac", tmp_path, steps=24, activation="tanh")
+    parent = get_algorithm_spec("sac").train(config)
+    again = bare("sac", tmp_path, steps=24).replace(init_from=str(parent.run_dir))
+    result = get_algorithm_spec("sac").train(again, network=Own)
+    assert load_checkpoint(result.checkpoint_path).config["algo_kwargs"].get("activation") is None

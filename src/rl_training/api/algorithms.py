@@ -114,6 +114,8 @@ class ManagedAlgorithm:
         """
         from rl_training.runtime.workflows import resume_training
 
+        if isinstance(callbacks, int):
+            raise TypeError("learn() takes callbacks; the number of steps is the option total_timesteps")
         given = {"callbacks": None if callbacks is None else list(callbacks), "loggers": loggers}
         context: dict[str, Any] = {**given, "env": self._env, "network": self._network}
         if self._loaded or self._checkpoint is None:

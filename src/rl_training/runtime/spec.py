@@ -120,10 +120,12 @@ class AlgorithmSpec:
         except ConfigError as error:
             raise error.under("algo_kwargs") from None
 
-    def chosen(self, config: TrainConfig, factory: EnvFactory, spaces: Spaces) -> dict[str, Any]:
+    def chosen(
+        self, config: TrainConfig, factory: EnvFactory, spaces: Spaces, network: Network | None = None
+    ) -> dict[str, Any]:
         """The options that a new run takes from the agent that it starts from, or from its task, because the config
         leaves them open."""
-        form = {} if config.init_from is None else adopted_options(config, self.config)
+        form = {} if config.init_from is None else adopted_options(config, self.config, own=network is None)
         given = {**form, **config.algo_kwargs}
         acts = config.init_from is not None and (not config.init_parts or bool(POLICIES & {*config.init_parts}))
         task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, given, acts, config.init_replay)
@@ -168,7 +170,7 @@ class AlgorithmSpec:
             self._check_resumed(checkpoint_state, config, env)
         factory = self._checked(config, env, own)
         plan = self.blueprint(config, factory, network, config.device)
-        chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces)
+        chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
         if plan.spaces.unbounded:
@@ -181,7 +183,7 @@ class AlgorithmSpec:
             run.decided = decided_options(checkpoint_state)
         agent = self._built(options, plan, checkpoint_state)
         if checkpoint_state is None and config.init_from is not None:
-            run.origin = start_from(agent, config)
+            run.origin = start_from(agent, config, own=network is None)
         if config.precision != "float32":
             set_precision(agent, config.precision)
         loop = self.loop(run, agent, options)

@@ -62,7 +62,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys("normalizer" if name.startswith("normalizer.") else name for name in names))
 
 
-def adopted_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dict[str, Any]:
+def adopted_options(config: TrainConfig, options: type[AlgorithmOptions], *, own: bool = True) -> dict[str, Any]:
     """The options that shape networks, as the agent has them that a run starts from: a new run whose config leaves
     them open takes these, so that the networks fit."""
     _, state = find_checkpoint(config.init_from or "", buffers=False)
@@ -72,8 +72,8 @@ def adopted_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dic
     except (ConfigError, TypeError):
         return {}  # whatever does not fit is then refused by its shape
     values = _form(saved, _shared_form(options, theirs))
-    if values.get("activation") == options.OWN_ACTIVATION:
-        del values["activation"]
+    if not own or values.get("activation") == options.OWN_ACTIVATION:
+        values.pop("activation", None)
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: value for name, value in plain.items() if name not in config.algo_kwargs}
 
@@ -94,15 +94,18 @@ def _form(options: AlgorithmOptions, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def start_from(agent: Learner, config: TrainConfig) -> Origin:
+def start_from(agent: Learner, config: TrainConfig, *, own: bool = True) -> Origin:
     """Copy the networks of the checkpoint that ``config.init_from`` names into a new agent.
 
     Networks, target networks, the normaliser of observations and tuned coefficients are copied, and with
     ``init_optimizer`` the state of their optimizers; buffers and counters start anew. ``config.init_parts`` restricts
-    it to parts of these names.
+    it to parts of these names. ``own``: the networks are the algorithm's own; what stands between the layers of others
+    is theirs to know.
     """
     path, state = find_checkpoint(config.init_from or "", buffers=False)
     transfer = _Transfer(agent, config, state)
+    if own:
+        transfer.check_activation()
     taken = transfer.take()
     if not taken:
         raise _refused(
@@ -136,7 +139,6 @@ class _Transfer:
         _check_normalizer(agent, self._saved)
         self.here: Parts = dict(_units(agent))
         self.there: Parts = dict(_saved_units(self._saved))
-        self._check_activation()
         self._names = config.init_parts
         for name in self._names:
             if not any(name in unit.split(".") for unit in self.here):
@@ -203,7 +205,7 @@ class _Transfer:
         self.new += [f"the deviation in {own}"] * (not calm) + [mine.beside] * bool(mine.beside)
         return [*mine.units]
 
-    def _check_activation(self) -> None:
+    def check_activation(self) -> None:
         """Weights between other activations have the same shapes and mean something else."""
         ours, theirs = self._forms()
         if not _images(self.here) and ours.get("activation") != theirs.get("activation", ours.get("activation")):
