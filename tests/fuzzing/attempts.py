@@ -148,7 +148,9 @@ class Attempts:
         """Train a few steps with a config, if it is accepted."""
         words, text = configs.mutant(seed)
         with self._place(f"trained_{seed}") as place:
-            (place / "config.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
+            (place / "config.yaml").write_text(
+                configs.with_small_options(text), encoding="utf-8", errors="surrogatepass"
+            )
             short = [
                 "--total-timesteps",
                 40,

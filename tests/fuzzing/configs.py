@@ -82,6 +82,17 @@ def mutant(seed: int) -> tuple[str, str]:
     return f"{config.get('algo')}: {'; '.join(words)}", json.dumps(config)
 
 
+def with_small_options(text: str) -> str:
+    """The text of a config; one that has lost its options gets the small ones back, to train for seconds, not hours."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(config, dict) and config.get("algo") in list(SMOKE) and not config.get("algo_kwargs"):
+        return json.dumps({**config, "algo_kwargs": SMOKE[config["algo"]][1]})
+    return text
+
+
 def _mutate(config: dict[str, Any], rng: random.Random) -> str:
     """One change at any place of the config."""
     where = rng.choice([*_places(config), None])
