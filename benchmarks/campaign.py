@@ -204,10 +204,15 @@ def status(folder: Path) -> str:
 
 
 def collect(folder: Path) -> None:
+    """Copy the records; what is computed from their runs is what this checkout computes, which may be newer."""
+    from learning import summarise
+
     target = HERE / "results" / "campaign"
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((folder / "records").glob("*.json")):
-        shutil.copy(path, target)
+        record = json.loads(path.read_text())
+        record |= summarise([run["return_mean"] for run in record["runs"]])
+        (target / path.name).write_text(json.dumps(record, indent=1) + "\n")
         print(target / path.name)
 
 

@@ -63,6 +63,16 @@ def test_an_interrupted_campaign_goes_on_where_it_was(campaign, tmp_path, monkey
     assert [len(record["runs"]) for record in records(tmp_path).values()] in ([2, 1], [1, 2])
 
 
+def test_collected_records_have_the_summary_of_this_checkout(campaign, tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "HERE", tmp_path / "benchmarks")
+    (tmp_path / "records").mkdir()
+    old = {"mean": 2.0, "low": -9.0, "high": 13.0, "runs": [{"return_mean": value} for value in (1.0, 2.0, 3.0)]}
+    (tmp_path / "records" / "row.json").write_text(json.dumps(old))
+    campaign.collect(tmp_path)
+    found = json.loads((tmp_path / "benchmarks" / "results" / "campaign" / "row.json").read_text())
+    assert found["iqm"] == 2.0 and 1.0 <= found["low"] < 2.0 < found["high"] <= 3.0 and found["runs"] == old["runs"]
+
+
 def test_a_row_with_a_typo_is_refused(campaign, tmp_path):
     (tmp_path / "queue.yaml").write_text("rows: [{name: x, algo: ppo, env_id: CartPole-v1, seed: [1], hours: 1}]")
     with pytest.raises(SystemExit, match=r"x: \['seed'\]"):
