@@ -44,6 +44,14 @@ def shared_cluster():
         yield made
 
 
+@pytest.fixture(autouse=True)
+def classes_of_the_tests_go_along():
+    """Workers cannot import the tests' modules, so their classes are sent as they are."""
+    ray.cloudpickle.register_pickle_by_value(toys)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(toys)
+
+
 @pytest.fixture
 def at_the_cluster(shared_cluster, monkeypatch):
     if ray.is_initialized() and ray.get_runtime_context().gcs_address != shared_cluster.address:
@@ -70,7 +78,6 @@ def test_a_run_with_environments_on_ray_stopped_and_resumed_equals_one_without_r
 
 
 def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster):
-    ray.cloudpickle.register_pickle_by_value(toys)  # no module that workers can import
     collector = Collector(EnvFactory(lambda: Broken("raises", at=3), {}), 1, seed=0, remote=True)
     actions = np.zeros(1, np.int64)
     collector.step(actions)
@@ -81,8 +88,6 @@ def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster
 
 
 def test_a_worker_that_hangs_is_given_up_with_what_it_had_been_sent(at_the_cluster):
-    ray.cloudpickle.register_pickle_by_value(toys)
-
     class Sleepy(toys.Counter):
         def step(self, action):
             if self.t == 2:
