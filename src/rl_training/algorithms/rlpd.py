@@ -14,7 +14,7 @@ from rl_training.algorithms.actor_critic import critic_metrics
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.sac import SAC, actor_loss, actor_metrics, critic_loss, sac_loss
 from rl_training.algorithms.value_learner import td_target
-from rl_training.base.metrics import both
+from rl_training.base.metrics import Metrics, both
 from rl_training.optim.flat import descend
 
 __all__ = ["RLPD", "rlpd_loss"]
@@ -40,6 +40,20 @@ class RLPD(SAC):
         self._updates_per_batch, self._subset = updates_per_batch, target_subset
 
     def update(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        critics, last = self._critic_steps(batch)
+        noise = torch.randn_like(last["actions"])
+        actor, _ = self.learn({"obs": last["obs"], "noise": noise}, "_learn_actor")
+        self._target.copy_buffers()
+        return UpdateResult(both(critics, actor), num_gradient_steps=self._updates_per_batch)
+
+    def update_critics(self, batch: Tensors, *, global_step: int) -> UpdateResult:
+        """``update`` without the step of actor and temperature: the critics learn the values of the policy as it is."""
+        critics, _ = self._critic_steps(batch)
+        self._target.copy_buffers()
+        return UpdateResult(critics, num_gradient_steps=self._updates_per_batch)
+
+    def _critic_steps(self, batch: Tensors) -> tuple[Metrics, Tensors]:
+        """One step of the critics on each slice of a batch; the last step's metrics, and the last slice."""
         actions, count = batch["actions"], self._updates_per_batch
         size, rest = divmod(len(actions), count)
         if rest:
@@ -50,9 +64,7 @@ class RLPD(SAC):
             members = torch.randperm(self._critics, device=device)[: self._subset]
             drawn = {"noise": torch.randn(shape, device=device), "members": members}
             critics, _ = self.learn({**part, **drawn}, "_learn_critics")
-        actor, _ = self.learn({"obs": part["obs"], "noise": torch.randn(shape, device=device)}, "_learn_actor")
-        self._target.copy_buffers()
-        return UpdateResult(both(critics, actor), num_gradient_steps=count)
+        return critics, part
 
     def _learn_critics(self, batch: Tensors) -> Tensors:
         obs, next_obs = self._observations(batch)

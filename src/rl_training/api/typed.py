@@ -2281,6 +2281,9 @@ class RLPDKeywords(RunKeywords, total=False):
     """count the next action's entropy in the targets; default: True"""
     offline_pretrain_updates: int
     """updates on the prior data before the first step (≥ 0); default: 0"""
+    frozen_actor_updates: int
+    """updates at the start, pretraining included, of the critics alone: for a policy from init_from (≥ 0); default:
+    0"""
     offline_batch_ratio: float
     """share of prior data in every batch (≥ 0, ≤ 1); default: 0.5"""
     buffer_capacity: int
@@ -2367,6 +2370,8 @@ class RLPD(ManagedAlgorithm):
     - ``target_subset``: critics, drawn anew for each update, whose smallest value is the target (≥ 1); default: 2
     - ``backup_entropy``: count the next action's entropy in the targets; default: True
     - ``offline_pretrain_updates``: updates on the prior data before the first step (≥ 0); default: 0
+    - ``frozen_actor_updates``: updates at the start, pretraining included, of the critics alone: for a policy from
+      init_from (≥ 0); default: 0
     - ``offline_batch_ratio``: share of prior data in every batch (≥ 0, ≤ 1); default: 0.5
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
     - ``batch_size``: transitions per update (≥ 1); default: 256

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from rl_training.algorithms.base import Learner
 from rl_training.algorithms.rlpd import RLPD
+from rl_training.base.batches import Tensors
 from rl_training.base.devices import to_device
 from rl_training.base.options import opt
 from rl_training.data.dataset_options import DatasetOptions
@@ -56,6 +56,9 @@ class RLPDOptions(DatasetOptions, SACOptions):
         None, "entropy a tuned temperature aims for; null: minus half the action dimension"
     )
     offline_pretrain_updates: int = opt(0, "updates on the prior data before the first step", ge=0)
+    frozen_actor_updates: int = opt(
+        0, "updates at the start, pretraining included, of the critics alone: for a policy from init_from", ge=0
+    )
     offline_batch_ratio: float = opt(0.5, "share of prior data in every batch", ge=0, le=1)
 
     @classmethod
@@ -66,7 +69,7 @@ class RLPDOptions(DatasetOptions, SACOptions):
 class RLPDLoop(OffPolicyLoop):
     """The off-policy loop with batches of prior data and replay; if set, after updates on the prior data alone."""
 
-    def __init__(self, run: Run, agent: Learner, cfg: RLPDOptions) -> None:
+    def __init__(self, run: Run, agent: RLPD, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
         collector = run.collector(rewards=rewards_learned_from(cfg, run.factory, data))
         super().__init__(run, agent, cfg, collector=collector, replay=make_replay(run, cfg, device="cpu"))
@@ -86,10 +89,14 @@ class RLPDLoop(OffPolicyLoop):
         run, total = self._run, self._cfg.offline_pretrain_updates
         while run.counters.get("pretrain_updates", 0) < total:
             run.apply_schedules(self.agent)
-            run.update(self.agent, to_device(self.prior.sample(self._rows), run.device))
+            self.update(to_device(self.prior.sample(self._rows), run.device))
             run.stage("pretraining", run.count("pretrain_updates"), total)
             yield
         yield from super().__iter__()
+
+    def update(self, batch: Tensors) -> None:
+        frozen = self._run.update_count < self._cfg.frozen_actor_updates
+        self._run.update(self.agent, batch, self.agent.update_critics if frozen else None)
 
     def metrics(self) -> dict[str, float]:
         offline, online = self._mixed.counts(self._rows)

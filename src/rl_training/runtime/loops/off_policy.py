@@ -186,13 +186,17 @@ class OffPolicyLoop(OnlineLoop):
                 if self._run.budget_spent:
                     return
                 batch = self.draw()
-                self._run.update(self.agent, batch)
+                self.update(batch)
                 self.learned(batch)
             self._run.end_epoch()
 
     def draw(self) -> Tensors:
         """The batch of the next update."""
         return self._source.sample(self._rows)
+
+    def update(self, batch: Tensors) -> None:
+        """One update of the agent."""
+        self._run.update(self.agent, batch)
 
     def learned(self, batch: Tensors) -> None:
         """Hook: an update has been made from ``batch``."""
