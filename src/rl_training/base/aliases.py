@@ -29,6 +29,8 @@ hidden_sizes: net_arch hidden_size hidden_dim hidden_dims hidden_layers hidden_u
 normalize_observations: norm_obs normalize_obs obs_norm
 normalize_rewards: norm_reward normalize_reward reward_norm
 num_quantiles: n_quantiles
+hindsight: goal_selection_strategy her use_her relabel replay_strategy
+hindsight_ratio: n_sampled_goal her_ratio relabel_ratio replay_k
 num_critics: n_critics
 num_ensembles: ensemble_size n_ensemble num_models
 exploration_fraction: exploration explore_fraction

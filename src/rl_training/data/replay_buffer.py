@@ -31,6 +31,7 @@ class ReplayBuffer:
     """
 
     EXTRA: tuple[str, ...] = ()  # further scalars of a row
+    FOREIGN: tuple[str, ...] = ("hindsight",)  # what states of other buffers have beside the same rows
 
     def __init__(
         self,
@@ -110,6 +111,10 @@ class ReplayBuffer:
 
     def sample(self, n: int) -> Tensors:
         """``n`` transitions, drawn with replacement."""
+        return self.rows(self._draw(n))
+
+    def _draw(self, n: int) -> np.ndarray:
+        """The places of ``n`` rows."""
         if self.size == 0:
             raise ValueError("cannot sample from an empty replay buffer")
         count = self.size if self.newest is None else min(self.size, self.newest)
@@ -117,7 +122,7 @@ class ReplayBuffer:
         first = (self.written - count) % self.capacity
         if first and count < self.capacity:  # a full ring is drawn from as it lies
             index = (index + first) % self.capacity
-        return self.rows(index)
+        return index
 
     def rows(self, index: np.ndarray) -> Tensors:
         """The transitions at ``index``, as tensors on the buffer's device."""
@@ -209,6 +214,14 @@ class ReplayBuffer:
         layout.announce_written(written - size, size, self._window)
         with within("rng"):
             self.rng.load_state_dict(saved["rng"])
+
+    def take_over(self, state: dict[str, Any], envs: int) -> None:
+        """Begin with the rows of another run's buffer, whose ``envs`` environments do not go on; what is drawn follows
+        from this buffer's own random numbers."""
+        own = self.rng.state_dict()
+        self.load_state_dict({name: part for name, part in state.items() if name not in self.FOREIGN})
+        self.rng.load_state_dict(own)
+        self.cut(np.ones(envs), self.columns()["next_obs"][-1:])
 
     def _moved(self, saved: int) -> tuple[Any, Any]:
         """The rows to take of the ``saved`` ones of a state, and their places: row k lies at k modulo the capacity."""

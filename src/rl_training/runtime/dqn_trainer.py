@@ -108,11 +108,18 @@ class DQNOptions(NetworkOptions, OptimizerOptions, OffPolicyOptions):
             raise ValueError("adam_epsilon does nothing with another optimizer, or beside optimizer_epsilon")
         return self
 
+    @model_validator(mode="after")
+    def _single_rows(self) -> Any:
+        for name, other in (("prioritized", self.prioritized), ("n_step", self.n_step > 1)):
+            if other and self.hindsight is not None:
+                raise ValueError(f"hindsight changes the goals of single rows drawn uniformly: leave {name} out")
+        return self
+
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
         return max(1, int(total_timesteps * self.exploration_fraction)) if name == "epsilon" else total_timesteps
 
     def idle(self) -> set[str]:
-        return set() if self.prioritized else {"priority_alpha", "priority_beta"}
+        return super().idle() | (set() if self.prioritized else {"priority_alpha", "priority_beta"})
 
 
 class QRDQNOptions(DQNOptions):

@@ -61,6 +61,9 @@ class RLPDOptions(DatasetOptions, SACOptions):
     )
     offline_batch_ratio: float = opt(0.5, "share of prior data in every batch", ge=0, le=1)
 
+    def idle(self) -> set[str]:
+        return DatasetOptions.idle(self) | SACOptions.idle(self)
+
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
         return cls.warm_up(task, min(5_000, task.total_timesteps // 10))
@@ -71,8 +74,9 @@ class RLPDLoop(OffPolicyLoop):
 
     def __init__(self, run: Run, agent: RLPD, cfg: RLPDOptions) -> None:
         data = build_dataset(cfg, run.factory, run.spaces)
-        collector = run.collector(rewards=rewards_learned_from(cfg, run.factory, data))
-        super().__init__(run, agent, cfg, collector=collector, replay=make_replay(run, cfg, device="cpu"))
+        rewards = rewards_learned_from(cfg, run.factory, data)
+        replay = make_replay(run, cfg, device="cpu", rewards=rewards)
+        super().__init__(run, agent, cfg, collector=run.collector(rewards=rewards), replay=replay)
         self.prior = PriorData(data, run.spaces, "cpu", run.rng("dataset sampling"))
         run.set_reference_returns(data.meta)
         if self._observe is not None:

@@ -153,6 +153,8 @@ class Run(Counters):
     def set_env_kwargs(self, env_kwargs: Mapping[str, Any]) -> None:
         if self._collector is None:
             raise ValueError(f"{self.config.algo} learns from data: it has no training environments to change")
+        if getattr(self.options, "hindsight", None) is not None:
+            raise ValueError("with hindsight, environments cannot be changed: rewards are those of the first ones")
         self._collector.set_env_kwargs(env_kwargs)
 
     def announce(self, message: str) -> None:

@@ -15,6 +15,7 @@ from rl_training.algorithms.base import Learner
 from rl_training.base.errors import reason
 from rl_training.base.options import ConfigError
 from rl_training.base.saved import alike
+from rl_training.data.hindsight import HindsightReplayBuffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.checkpointing import CheckpointState, agent_state, checksum_of, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
@@ -298,7 +299,7 @@ STATISTICS = ("mean", "inverse_std", "square", "exact_mean", "count")  # of a no
 def take_replay(loop: Loop, config: TrainConfig, origin: Origin) -> None:
     """Fill a new run's replay buffer with the transitions of the run that it starts from."""
     replay = getattr(loop, "replay", None)
-    if type(replay) is not ReplayBuffer or not replay.single:
+    if type(replay) not in (ReplayBuffer, HindsightReplayBuffer) or not replay.single:
         kept = (
             "keeps no replay buffer" if replay is None else "keeps images, sequences, priorities or returns over steps"
         )
@@ -307,13 +308,10 @@ def take_replay(loop: Loop, config: TrainConfig, origin: Origin) -> None:
     saved = (state.buffer_state or {}).get("replay")
     if not isinstance(saved, dict):
         raise _no_replay(f"{origin.path} holds no replay buffer")
-    own, envs = replay.rng.state_dict(), int(state.config.get("num_envs", 1))
     try:
-        replay.load_state_dict(saved)
-        replay.rng.load_state_dict(own)
+        replay.take_over(saved, int(state.config.get("num_envs", 1)))
     except ValueError as error:
         raise _no_replay(reason(error)) from None
-    replay.cut(torch.ones(envs).numpy(), replay.columns()["next_obs"][-1:])  # its episodes do not go on
     origin.notes.append(f"with {len(replay):,} transitions of {state.config.get('env_id')}")
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import model_validator
 
 from rl_training.algorithms.base import Learner
 from rl_training.base.batches import Tensors
-from rl_training.base.options import opt
+from rl_training.base.options import ConfigError, opt
 from rl_training.base.saved import alike
+from rl_training.data.hindsight import HindsightReplayBuffer, Strategy
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import Source
 from rl_training.envs.collector import Collector
+from rl_training.envs.goals import GoalRewards
 from rl_training.runtime.loops.base import OnlineLoop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.run import Run, crossings
@@ -59,6 +62,19 @@ class OffPolicyOptions(ReplayOptions):
 
     gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
+    hindsight: Strategy | None = opt(
+        None, "goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode)"
+    )
+    hindsight_ratio: float = opt(0.8, "share of the rows of a batch that get such a goal", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _hindsight_in_force(self) -> Any:
+        if self.hindsight is None and "hindsight_ratio" in self.model_fields_set:
+            raise ValueError("hindsight_ratio does nothing without hindsight")
+        return self
+
+    def idle(self) -> set[str]:
+        return {"hindsight_ratio"} if self.hindsight is None else set()
 
 
 class Carry:
@@ -90,17 +106,32 @@ def make_replay(
     kind: type[ReplayBuffer] = ReplayBuffer,
     *,
     device: str | torch.device | None = None,
+    rewards: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> ReplayBuffer:
     """A buffer for the run's transitions, no larger than all of them unless it takes over others. ``device``: where
-    batches go; None: to the run's."""
+    batches go; None: to the run's. ``rewards``: how rewards are changed before they are learned from; None: as by
+    ``env_kwargs.wrappers.reward``."""
     spaces, config = run.spaces, run.config
     most = cfg.buffer_capacity if config.init_replay else config.total_timesteps + config.num_envs
+    if isinstance(cfg, OffPolicyOptions) and cfg.hindsight is not None:
+        kind = HindsightReplayBuffer
+        options |= {
+            "judge": _judge(run), "strategy": cfg.hindsight, "ratio": cfg.hindsight_ratio,
+            "rewards": rewards or run.factory.reward_options().apply, "goal_rng": run.rng("hindsight"),
+        }  # fmt: skip
     return kind(
         min(cfg.buffer_capacity, most),
         spaces.obs_shape, spaces.action_shape, device or run.device, spaces.obs_dtype, spaces.action_dtype,
         rng=run.rng("replay"), reuse=True, frames=spaces.frames, **options,
     )  # fmt: skip
+
+
+def _judge(run: Run) -> GoalRewards:
+    try:
+        return GoalRewards(run.factory, run.spaces)
+    except ValueError as error:
+        raise ConfigError([(("algo_kwargs", "hindsight"), str(error))]) from None
 
 
 class OffPolicyLoop(OnlineLoop):
@@ -174,6 +205,11 @@ class OffPolicyLoop(OnlineLoop):
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.replay.cut(lost, obs)
         self.carry.renew(lost)
+
+    def close(self) -> None:
+        super().close()
+        if isinstance(self.replay, HindsightReplayBuffer):
+            self.replay.close()
 
     def prepare(self) -> Iterator[None]:
         """Hook: work before the updates of a step; at each ``yield`` a run may stop, and resume there."""
