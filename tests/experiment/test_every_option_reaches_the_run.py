@@ -21,6 +21,7 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.run import Run
 from rl_training.runtime.schedules import Schedules
+from goal_toys import BitFlips, Point
 from toys import Counter
 
 STEPS = 24  # environment steps, and 10 updates of offline learners
@@ -115,6 +116,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # what an option is tried with, where it 
     "exploration_fraction": {"exploration_fraction": 0.3},
     "synthetic_batch_ratio": {"synthetic_batch_ratio": 0.5},
     "expert_episodes": {"expert_episodes": 2},
+    "hindsight_ratio": {"hindsight": "future"},
     "double": {"learning_rate": 0.1, "target_update_interval": 100, "gradient_updates_per_step": 3, "gamma": 1.0},
 }
 CHANGED: dict[str, Any] = {  # another value, where it is no number to be made larger and no flag to be turned
@@ -188,6 +190,8 @@ CHANGED: dict[str, Any] = {  # another value, where it is no number to be made l
     "optimizer_epsilon": 0.1,
     "policy_noise": 1.0,
     "noise_clip": 0.01,
+    "hindsight": "final",
+    "hindsight_ratio": 0.3,
 }
 IMAGES = {
     "features_dim",
@@ -305,6 +309,8 @@ def task_of(algo: str, name: str) -> tuple[str, Any]:
     """An environment in which the option has a meaning: its id, and what makes it if it is not registered."""
     if algo == "gail" and name in IMAGES:
         return "Flashes", Flashes
+    if name.startswith("hindsight"):
+        return ("BitFlips", BitFlips) if algo in CHOICES else ("Point", Point)
     boxes = algo not in CHOICES or name == "initial_log_std" or name.startswith("expert_dataset")
     return "Pendulum-v1" if boxes and (algo, name) != ("cql", "target_update_interval") else "CartPole-v1", None
 

@@ -168,11 +168,13 @@ def _config(args: argparse.Namespace, chosen: dict[str, Any] | None) -> TrainCon
 
 
 def score(metrics: dict[str, Any]) -> str:
-    """Format the return of an evaluation, and over how many episodes."""
+    """Format the return of an evaluation, over how many episodes, and how many of them succeeded, where that is known."""
     from rl_training.tracking.figures import spread
 
     episodes = int(metrics["eval_episodes"])
     if not episodes:
         return "not evaluated"
     result = spread(metrics["eval_return_mean"], metrics["eval_return_std"])
-    return f"return {result} over {episodes} episode{'s' if episodes != 1 else ''}"
+    rate = metrics.get("eval_success_rate")
+    succeed = "" if rate is None else f", {rate:.0%} succeed"
+    return f"return {result} over {episodes} episode{'s' if episodes != 1 else ''}{succeed}"
