@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from goal_toys import BitFlips, Point
 from rl_training import Callback
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.config import TrainConfig
@@ -21,7 +22,6 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.runtime.engine import Engine
 from rl_training.runtime.run import Run
 from rl_training.runtime.schedules import Schedules
-from goal_toys import BitFlips, Point
 from toys import Counter
 
 STEPS = 24  # environment steps, and 10 updates of offline learners

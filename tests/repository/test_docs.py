@@ -42,6 +42,7 @@ assert [r['curriculum_stage'] for r in rows if 'curriculum_stage' in r] == [0, 1
     "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",
     "fqf.md-0": RETURN,
     "gail.md-0": "assert 0 <= float(said[-1]) <= 1 and [run.config['algo'] for run in runs] == ['gail', 'ppo']",
+    "goals.md-0": "assert float(said[-1]) >= 0.75 and runs[0].config['algo_kwargs']['hindsight'] == 'future'",
     "iql.md-0": TORQUE,
     "iqn.md-0": RETURN,
     "logging.md-0": """

@@ -13,7 +13,14 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.workflows import resume_training
 from toys import StopAt, rows_of, same_end
 
-TASKS = {"sac": "Point", "rlpd": "Point", "dqn": "EndingBitFlips", "qr_dqn": "BitFlips", "iqn": "BitFlips", "fqf": "BitFlips"}
+TASKS = {
+    "sac": "Point",
+    "rlpd": "Point",
+    "dqn": "EndingBitFlips",
+    "qr_dqn": "BitFlips",
+    "iqn": "BitFlips",
+    "fqf": "BitFlips",
+}
 STEPS = 90
 pytestmark = pytest.mark.filterwarnings("ignore:.*no time limit")
 
@@ -63,7 +70,9 @@ def test_learners_are_given_the_environments_own_rewards_for_other_goals(algo, n
     assert np.mean(np.array(paid) == 0) > 0.1  # seldom without other goals
 
 
-@pytest.mark.parametrize(("algo", "strategy", "num_envs"), [("sac", "episode", 3), ("dqn", "future", 1), ("rlpd", "final", 2)])
+@pytest.mark.parametrize(
+    ("algo", "strategy", "num_envs"), [("sac", "episode", 3), ("dqn", "future", 1), ("rlpd", "final", 2)]
+)
 def test_a_run_with_hindsight_resumes_bit_for_bit(algo, strategy, num_envs, tiny):
     """In a ring that has gone around, in the middle of episodes."""
     config = goal_config(tiny, algo, hindsight=strategy, num_envs=num_envs, buffer_capacity=41, total_timesteps=150)
@@ -81,7 +90,9 @@ def test_rows_are_handed_on_to_a_run_with_other_environments_and_to_one_without_
     second = train(config, run_suffix="second")
     state = load_checkpoint(second.checkpoint_path).buffer_state["replay"]
     assert state["hindsight"]["eras"] == [[0, 2], [STEPS, 3]] and state["size"] == 2 * STEPS
-    plain = train(goal_config(tiny, "sac", hindsight=None, init_from=str(second.run_dir), init_replay=True), run_suffix="plain")
+    plain = train(
+        goal_config(tiny, "sac", hindsight=None, init_from=str(second.run_dir), init_replay=True), run_suffix="plain"
+    )
     state = load_checkpoint(plain.checkpoint_path).buffer_state["replay"]
     assert "hindsight" not in state and state["size"] == 3 * STEPS
     with pytest.raises(ConfigError, match="init_replay: was filled without hindsight: its rows do not say"):
@@ -132,11 +143,27 @@ def test_success_is_logged(tiny):
         ("sac", {"hindsight": None, "hindsight_ratio": 0.5}, "hindsight_ratio does nothing without hindsight"),
         ("sac", {"hindsight": "past"}, "algo_kwargs.hindsight: should be 'future', 'final' or 'episode'"),
         ("sac", {"hindsight_ratio": 1.5}, "algo_kwargs.hindsight_ratio: should be less than or equal to 1"),
-        ("sac", {"env_id": "Pendulum-v1"}, "algo_kwargs.hindsight: Pendulum-v1 is no goal environment: its observations"),
-        ("dqn", {"env_id": "CartPole-v1"}, "algo_kwargs.hindsight: CartPole-v1 is no goal environment: its observations"),
+        (
+            "sac",
+            {"env_id": "Pendulum-v1"},
+            "algo_kwargs.hindsight: Pendulum-v1 is no goal environment: its observations",
+        ),
+        (
+            "dqn",
+            {"env_id": "CartPole-v1"},
+            "algo_kwargs.hindsight: CartPole-v1 is no goal environment: its observations",
+        ),
         ("dqn", {"n_step": 3}, "hindsight changes the goals of single rows drawn uniformly: leave n_step out"),
-        ("fqf", {"prioritized": True}, "hindsight changes the goals of single rows drawn uniformly: leave prioritized out"),
-        ("sac", {"env_kwargs": {"wrappers": {"frame_stack": 2}}}, "algo_kwargs.hindsight: Point-v0 is no goal environment"),
+        (
+            "fqf",
+            {"prioritized": True},
+            "hindsight changes the goals of single rows drawn uniformly: leave prioritized out",
+        ),
+        (
+            "sac",
+            {"env_kwargs": {"wrappers": {"frame_stack": 2}}},
+            "algo_kwargs.hindsight: Point-v0 is no goal environment",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(algo, changes, problem, tiny, tmp_path):

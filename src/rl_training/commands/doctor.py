@@ -44,6 +44,7 @@ ENVIRONMENTS = (
     ("classic control, rendered", "pygame", "CartPole-v1", "classic"),
     ("Box2D", "Box2D", "LunarLander-v3", "box2d"),
     ("MuJoCo", "mujoco", "HalfCheetah-v5", "mujoco"),
+    ("robots with goals", "gymnasium_robotics", "gymnasium_robotics:FetchReach-v4", "robotics"),
     ("Atari", "ale_py", "ALE/Pong-v5", "atari"),
 )
 TOOLS = (

@@ -168,7 +168,7 @@ def _config(args: argparse.Namespace, chosen: dict[str, Any] | None) -> TrainCon
 
 
 def score(metrics: dict[str, Any]) -> str:
-    """Format the return of an evaluation, over how many episodes, and how many of them succeeded, where that is known."""
+    """Format the return of an evaluation, over how many episodes, and if it is known, how many of them succeeded."""
     from rl_training.tracking.figures import spread
 
     episodes = int(metrics["eval_episodes"])

@@ -93,7 +93,9 @@ class DatasetOptions(SourceOptions):
             for name in ("dataset_episode_steps", "dataset_action_units"):
                 if name in self.model_fields_set:
                     raise ValueError(f"{name} belongs to the parts of dataset_mix, which may differ in it")
-        elif any(getattr(self, name) is not None and name in self.model_fields_set for name in DatasetOptions.idle(self)):
+        elif any(
+            getattr(self, name) is not None and name in self.model_fields_set for name in DatasetOptions.idle(self)
+        ):
             raise ValueError("dataset_mix_size and dataset_mix_seed do nothing without dataset_mix")
         return self
 

@@ -160,7 +160,7 @@ class HindsightReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with within("hindsight"):
             saved = Saved(Saved(state, ("hindsight",), state)["hindsight"], ("eras", "rng"))
-            eras = [Saved({"era": era}, ("era",)).counts("era", length=2) for era in saved.items("eras")]
+            eras = [Saved({"eras": era}, ("eras",)).counts("eras", length=2) for era in saved.items("eras")]
         super().load_state_dict({name: part for name, part in state.items() if name != "hindsight"})
         with within("hindsight"):
             self._eras = self._checked(eras)

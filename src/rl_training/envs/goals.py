@@ -80,14 +80,7 @@ class GoalRewards:
         except BaseException:
             self._env.close()
             raise
-        own = self._reward(cases[: len(rewards)], others[: len(rewards)])
-        if not np.allclose(own, rewards, rtol=1e-4, atol=1e-5):
-            i = int(np.flatnonzero(~np.isclose(own, rewards, rtol=1e-4, atol=1e-5))[0])
-            warnings.warn(
-                f"a step of {factory.name} was paid {rewards[i]:g}, and its compute_reward gives {own[i]:g} for the same "
-                "goals: rows with other goals are paid by compute_reward alone",
-                stacklevel=2,
-            )
+        self._mention_other_pay(factory.name, rewards, self._reward(cases[: len(rewards)], others[: len(rewards)]))
 
     @property
     def by_row(self) -> tuple[str, ...]:
@@ -104,6 +97,16 @@ class GoalRewards:
 
     def close(self) -> None:
         self._env.close()
+
+    def _mention_other_pay(self, name: str, paid: np.ndarray, own: np.ndarray) -> None:
+        """Warn if steps were paid otherwise than ``compute_reward`` pays for the goals they reached."""
+        apart = np.flatnonzero(~np.isclose(own, paid, rtol=1e-4, atol=1e-5))
+        if len(apart):
+            warnings.warn(
+                f"a step of {name} was paid {paid[apart[0]]:g}, and its compute_reward gives {own[apart[0]]:g} for the "
+                "same goals: rows with other goals are paid by compute_reward alone",
+                stacklevel=2,
+            )
 
 
 class _ManyAtOnce:
@@ -135,7 +138,9 @@ class _ManyAtOnce:
         try:
             numbers = np.asarray(answers, np.float64).reshape(len(achieved))
         except (TypeError, ValueError):
-            raise EnvironmentFailure(f"{self._who}: {self.name} gave {described(answers)}, not a number a row") from None
+            raise EnvironmentFailure(
+                f"{self._who}: {self.name} gave {described(answers)}, not a number a row"
+            ) from None
         if not np.isfinite(numbers).all():
             raise EnvironmentFailure(f"{self._who}: {self.name} gave a number that is not finite")
         return numbers.astype(self._dtype)
@@ -150,9 +155,7 @@ def _method(env: gym.Env, name: str) -> Callable[..., Any] | None:
     return method
 
 
-def _try_out(
-    env: gym.Env, who: str, spaces: Spaces, goals: Goals
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _try_out(env: gym.Env, who: str, spaces: Spaces, goals: Goals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The achieved and desired goals (T, G) and the rewards (T,) of a few random steps, the same ones each time."""
     rng = np.random.default_rng(0)
     try:

@@ -299,7 +299,8 @@ STATISTICS = ("mean", "inverse_std", "square", "exact_mean", "count")  # of a no
 def take_replay(loop: Loop, config: TrainConfig, origin: Origin) -> None:
     """Fill a new run's replay buffer with the transitions of the run that it starts from."""
     replay = getattr(loop, "replay", None)
-    if type(replay) not in (ReplayBuffer, HindsightReplayBuffer) or not replay.single:
+    kinds = (ReplayBuffer, HindsightReplayBuffer)  # and no other subclass: rows alone say nothing of priorities
+    if not isinstance(replay, ReplayBuffer) or type(replay) not in kinds or not replay.single:
         kept = (
             "keeps no replay buffer" if replay is None else "keeps images, sequences, priorities or returns over steps"
         )
