@@ -287,6 +287,19 @@ def test_rows_taken_over_keep_their_own_episodes_whatever_the_number_of_environm
             assert_right(again, games)
 
 
+def test_episodes_that_were_open_end_where_the_number_of_environments_changes():
+    buffer, first, then = buffer_of("final"), Journeys(2, lengths=(50, 50)), Journeys(3, lengths=(50, 50))
+    then.episode = [9, 9, 9]
+    first.play(4, buffer)
+    then.play(5, buffer)
+    again = buffer_of("final")
+    again.load_state_dict(copy.deepcopy(buffer.state_dict()))
+    for one in (buffer, again):
+        rows, goals, _ = drawn(one, 500)
+        found = {(e, goal) for (_, e, _), goal in zip(rows, goals)}
+        assert found == {*((0, (i, 0, 4)) for i in range(2)), *((9, (i, 9, 5)) for i in range(3))}
+
+
 def test_a_plain_buffer_takes_rows_that_were_filled_with_hindsight_and_not_the_other_way():
     games, buffer = Journeys(2), buffer_of()
     plain, other = (ReplayBuffer(1000, (7,), (), action_dtype=np.int64) for _ in range(2))

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rl_training.base.errors import raised
 from rl_training.envs.checks import EnvironmentFailure, described, failure
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.replay import ReplayableEnv
 from rl_training.envs.spaces import Spaces
 
 __all__ = ["GoalRewards", "Goals", "goals_in"]
@@ -157,17 +157,17 @@ def _method(env: gym.Env, name: str) -> Callable[..., Any] | None:
 
 def _try_out(env: gym.Env, who: str, spaces: Spaces, goals: Goals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The achieved and desired goals (T, G) and the rewards (T,) of a few random steps, the same ones each time."""
-    rng = np.random.default_rng(0)
+    slot, rows, rewards = ReplayableEnv(env, seed=0, index=0), [], []
+    actions = spaces.to_env(spaces.random_actions(np.random.default_rng(0), TRIED_STEPS))
     try:
-        env.reset(seed=0)
-        rows, rewards = [], []
-        for action in spaces.to_env(spaces.random_actions(rng, TRIED_STEPS)):
-            obs, reward, terminated, truncated, _ = env.step(action)
+        slot.begin()
+        for action in actions:
+            obs, reward, terminated, truncated, _ = slot.step(action)
             rows.append(spaces.encode(obs))
             rewards.append(float(reward))
             if terminated or truncated:
                 break
     except Exception as error:
-        raise EnvironmentFailure(f"{who} raised {raised(error)} in its first steps") from error
+        raise failure(who, error, "in its first steps") from error
     table = np.stack(rows)
     return table[:, goals.achieved], table[:, goals.desired], np.array(rewards)

@@ -115,11 +115,7 @@ def make_replay(
     spaces, config = run.spaces, run.config
     most = cfg.buffer_capacity if config.init_replay else config.total_timesteps + config.num_envs
     if isinstance(cfg, OffPolicyOptions) and cfg.hindsight is not None:
-        kind = HindsightReplayBuffer
-        options |= {
-            "judge": _judge(run), "strategy": cfg.hindsight, "ratio": cfg.hindsight_ratio,
-            "rewards": rewards or run.factory.reward_options().apply, "goal_rng": run.rng("hindsight"),
-        }  # fmt: skip
+        kind, options = HindsightReplayBuffer, options | _in_hindsight(run, cfg, rewards)
     return kind(
         min(cfg.buffer_capacity, most),
         spaces.obs_shape, spaces.action_shape, device or run.device, spaces.obs_dtype, spaces.action_dtype,
@@ -127,11 +123,15 @@ def make_replay(
     )  # fmt: skip
 
 
-def _judge(run: Run) -> GoalRewards:
+def _in_hindsight(run: Run, cfg: OffPolicyOptions, rewards: Callable[[Any], Any] | None) -> dict[str, Any]:
+    """The arguments of a buffer that draws rows with other goals; refused where there are none."""
     try:
-        return GoalRewards(run.factory, run.spaces)
+        judge = GoalRewards(run.factory, run.spaces)
     except ValueError as error:
         raise ConfigError([(("algo_kwargs", "hindsight"), str(error))]) from None
+    rewards = run.factory.reward_options().apply if rewards is None else rewards
+    own = {"judge": judge, "strategy": cfg.hindsight, "ratio": cfg.hindsight_ratio}
+    return {**own, "rewards": rewards, "goal_rng": run.rng("hindsight")}
 
 
 class OffPolicyLoop(OnlineLoop):
