@@ -275,6 +275,8 @@ def test_rows_taken_over_keep_their_own_episodes_whatever_the_number_of_environm
         before, rows = games, buffer.state_dict()
         buffer = buffer_of(strategy, capacity=200, seed=envs)
         buffer.take_over(copy.deepcopy(rows), before.envs)
+        for own, name in ((buffer.rng, "replay"), (buffer.goal_rng, "hindsight")):  # its own random numbers
+            assert own.state_dict() == Rng(envs, name).state_dict()
         games = Journeys(envs, lengths=(5, 30), seed=envs)
         games.rows, games.length = before.rows, before.length
         games.episode = [100 * envs] * envs
