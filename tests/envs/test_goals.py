@@ -1,5 +1,7 @@
 """Where goals lie in a row, and rewards under other goals by the environment's own functions."""
 
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -123,6 +125,34 @@ def test_functions_that_take_one_goal_at_a_time_are_found_out_once():
     assert rewards_of(Point).by_row == rewards_of(EndingBitFlips).by_row == ()
 
 
+def test_an_answer_of_the_right_length_that_is_not_each_rows_own_is_found_out():
+    class First(Point):
+        def compute_reward(self, achieved_goal, desired_goal, info):
+            if np.ndim(achieved_goal) > 1:  # all are paid as the first one is
+                return np.full(len(achieved_goal), self.compute_reward(achieved_goal[0], desired_goal[0], info))
+            return super().compute_reward(achieved_goal, desired_goal, info)
+
+    assert rewards_of(First).by_row == ("compute_reward",)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "hint"),
+    [
+        ("FetchFlight-v9", r"doesn't exist\.; gymnasium-robotics has it as gymnasium_robotics:FetchFlight-v9$"),
+        (
+            "gymnasium_robotics:CartPole-v1",
+            r"; pip install 'rl_training\[robotics\]' brings these robots, and a MuJoCo",
+        ),
+        ("Fetched:CartPole-v1", r"there is no module 'Fetched'; looked in [^;]*$"),
+        ("Walking-v9", r"Environment `Walking` doesn't exist[^;]*$"),
+    ],
+)
+def test_robots_that_cannot_be_made_are_told_where_they_are(env_id, hint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=f"^cannot make the environment '{env_id}': .*{hint}"):
+        EnvFactory(env_id, {}).make(training=True)
+
+
 def test_functions_of_wrappers_count():
     class Doubled(gym.Wrapper):
         def step(self, action):
@@ -195,3 +225,22 @@ def test_goals_are_tried_out_alike_each_time_and_training_is_left_alone():
     first, second = (GoalRewards(EnvFactory(make, {}), spaces) for _ in range(2))
     assert len(made) == 3
     assert made[1].here.tolist() == made[2].here.tolist() and first.by_row == second.by_row
+
+
+@pytest.mark.parametrize("name", ["FetchReach-v4", "FetchPush-v4", "PointMaze_UMaze-v3"])
+def test_robots_have_goals_and_pay_for_them(name):
+    """Where gymnasium-robotics is installed: every step of an episode is paid as its goals are."""
+    pytest.importorskip("gymnasium_robotics")
+    factory = EnvFactory(f"gymnasium_robotics:{name}", {"max_episode_steps": 30})
+    judge, env, rng = GoalRewards(factory, factory.spaces()), factory.make(training=True), np.random.default_rng(0)
+    env.reset(seed=1)
+    rows, paid = [], []
+    for _ in range(30):
+        obs, reward, *_ = env.step(rng.uniform(-1, 1, env.action_space.shape).astype(np.float32))
+        rows.append(obs.astype(np.float32))
+        paid.append(reward)
+    table, inner = np.stack(rows), env.unwrapped
+    rewards, terminated = judge(table[:, judge.goals.achieved], table[:, judge.goals.desired])
+    assert rewards.tolist() == paid and not terminated.any()
+    rewards, _ = judge(table[:, judge.goals.achieved], table[:, judge.goals.achieved])
+    assert rewards.tolist() == [inner.compute_reward(goal, goal, {}) for goal in table[:, judge.goals.achieved]]

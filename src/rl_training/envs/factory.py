@@ -26,6 +26,7 @@ EnvSource = str | gym.Env | Callable[[], gym.Env]
 __all__ = ["EnvFactory", "EnvSource", "env_name", "has_time_limit", "time_limit_of"]
 
 IMAGE_SIDE = 24  # two-dimensional observations with both sides at least this long look like images
+ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen")
 _made: weakref.WeakValueDictionary[int, gym.Env] = weakref.WeakValueDictionary()  # by functions, each under its id
 
 
@@ -177,10 +178,20 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
             import_named(module)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
-        raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}") from None
+        raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
     if "mujoco" in sys.modules and hasattr(sys.modules["mujoco"], "set_mju_user_warning"):
         sys.modules["mujoco"].set_mju_user_warning(lambda message: None)  # else it writes a log file where it stands
     return env
+
+
+def _hint(env_id: str, error: Exception) -> str:
+    """What helps where a robot of gymnasium-robotics cannot be made; else nothing."""
+    unknown = isinstance(error, gym.error.Error)
+    if env_id.startswith("gymnasium_robotics:") and not unknown:
+        return "; pip install 'rl_training[robotics]' brings these robots, and a MuJoCo that they work with"
+    return (
+        f"; gymnasium-robotics has it as gymnasium_robotics:{env_id}" if unknown and env_id.startswith(ROBOTS) else ""
+    )
 
 
 def _register_games(env_id: str) -> None:
