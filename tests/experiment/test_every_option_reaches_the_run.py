@@ -116,6 +116,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # what an option is tried with, where it 
     "exploration_fraction": {"exploration_fraction": 0.3},
     "synthetic_batch_ratio": {"synthetic_batch_ratio": 0.5},
     "expert_episodes": {"expert_episodes": 2},
+    "hindsight": {"hindsight": "future"},
     "hindsight_ratio": {"hindsight": "future"},
     "double": {"learning_rate": 0.1, "target_update_interval": 100, "gradient_updates_per_step": 3, "gamma": 1.0},
 }
