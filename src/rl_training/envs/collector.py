@@ -19,9 +19,9 @@ from rl_training.envs.endings import Episode, last_numbers, mean_numbers, only
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
 from rl_training.envs.options import EnvOptions
-from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import changed_arguments, replayable
 from rl_training.envs.spaces import Spaces
+from rl_training.envs.workers import Workers, make_workers
 
 __all__ = ["Collector", "Step"]
 
@@ -44,10 +44,11 @@ class Step(NamedTuple):
 class Collector:
     """N environments stepped together, with explicit resets: ``obs`` is always the observation of the next action.
 
-    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards
-    pass that are not finite, for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by
-    default as in ``env_kwargs.wrappers.reward``; returns are reported without it. ``log_info`` names the numbers of an
-    episode's last info that are averaged, beside its success; ``on_episode`` is told of every episode that ends.
+    ``backend`` says where: ``local``, in this process; in ``process``es or ``ray`` actors, of which there are
+    ``workers``, all at once and with the same results. ``check_rewards=False`` lets rewards pass that are not finite,
+    for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by default as in
+    ``env_kwargs.wrappers.reward``; returns are reported without it. ``log_info`` names the numbers of an episode's last
+    info that are averaged, beside its success; ``on_episode`` is told of every episode that ends.
     """
 
     def __init__(
@@ -58,24 +59,26 @@ class Collector:
         *,
         check_rewards: bool = True,
         rewards: Callable[[Any], Any] | None = None,
-        remote: bool = False,
+        backend: str = "local",
+        workers: int | None = None,
         log_info: Sequence[str] = (),
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
-        self._remote, self._log_info, self._on_episode = remote, log_info, on_episode
+        self._log_info, self._on_episode = log_info, on_episode
+        self._workers: Workers | None = None
         self._envs: list[Any]
-        if remote:
-            self._envs = [RemoteEnv(factory, seed=seed, index=i, info=log_info) for i in range(num_envs)]
-            first = factory.make(training=True)
-            first.close()
-        else:
-            make = factory.make_changed
-            self._envs = [
-                replayable(factory.make(training=True), seed=seed, index=i, make=make) for i in range(num_envs)
-            ]
-            first = self._envs[0].env
+        first = factory.make(training=True)
         self.spaces = Spaces.of(first)
         _warn_of_endless_episodes(first, factory.name)
+        if backend == "local":
+            envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
+            make = factory.make_changed
+            self._envs = [replayable(env, seed=seed, index=i, make=make) for i, env in enumerate(envs)]
+        else:
+            first.close()
+            how: dict[str, Any] = {"workers": workers, "info": log_info}
+            self._workers = make_workers(backend, factory, self.spaces, num_envs, seed, **how)
+            self._envs = list(self._workers.envs)
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
@@ -129,9 +132,8 @@ class Collector:
             for i in which:
                 self._at = i
                 attempt(self._who(i), when, self._envs[i].change, self.env_kwargs)
-        if self._remote:
-            for i in which:
-                self._envs[i].send()
+        if self._workers is not None:
+            self._workers.begin(which)
         for i in which:
             self._begin(i)
 
@@ -140,7 +142,7 @@ class Collector:
         try:  # not by attempt(): episodes may be short
             obs = self._envs[i].begin()
         except Exception as error:
-            raise failure(self._who(i), error, f"on reset, step {self.steps}") from error
+            raise failure(self._culprit(error), error, f"on reset, step {self.steps}") from error
         vector = self._check_obs and isinstance(obs, np.ndarray) and obs.dtype in VECTORS and obs.shape == self._shape
         if not vector:
             obs = attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, obs)
@@ -148,6 +150,13 @@ class Collector:
         if vector and self.obs[i].dot(self._zeros[i]) != 0:
             attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, self.obs[i])
         self._returns[i], self._lengths[i] = 0.0, 0
+
+    def _culprit(self, error: Exception) -> str:
+        """The environment that was called last, or the one for which its worker was lost."""
+        index = getattr(error, "index", None)
+        self._at = index if index is not None else self._at
+        assert self._at is not None
+        return self._who(self._at)
 
     def _who(self, i: int) -> str:
         return f"environment {i} ({self._name})"
@@ -178,9 +187,8 @@ class Collector:
             self._terminated[i] = self._truncated[i] = 0
         self._ended = ended = []
         self._taken = env_actions = self.spaces.to_env(actions)
-        if self._remote:
-            for slot, action in zip(self._envs, env_actions):
-                slot.send(action)
+        if self._workers is not None:
+            self._workers.step(env_actions)
         encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
         for i, action in enumerate(env_actions):
             obs, reward, terminated, truncated, info = self._step_one(i, action)
@@ -213,7 +221,7 @@ class Collector:
         try:  # not by attempt(): this is the hot path
             result = slot.step(action)
         except Exception as error:
-            raise failure(self._who(i), error, f"at step {self.steps}") from error
+            raise failure(self._culprit(error), error, f"at step {self.steps}") from error
         slot.actions.append(action)
         try:
             obs, reward, terminated, truncated, info = result
@@ -248,7 +256,11 @@ class Collector:
     def _warn_of_missing(self, info: Any) -> None:
         missing = [name for name in self._log_info if not only(info, [name])]
         if missing:
-            there = "" if self._remote else f"; it has {', '.join(sorted(map(str, info or ()))) or 'no entries'}"
+            there = (
+                ""
+                if self._workers is not None
+                else f"; it has {', '.join(sorted(map(str, info or ()))) or 'no entries'}"
+            )
             warnings.warn(
                 f"log_info: the first episode of {self._name} ended without {', '.join(missing)} in its info{there}",
                 stacklevel=2,
@@ -286,7 +298,8 @@ class Collector:
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             with within(f"envs.{i}"):
                 slot.load_state_dict(one)
-        self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
+        if self._workers is not None:
+            self._workers.send()
         self.lost = np.zeros(len(self._envs), np.float32)
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             try:
@@ -302,8 +315,12 @@ class Collector:
                     stacklevel=2,
                 )
                 self._begin(i)
+        self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
 
     def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            return
         for slot in self._envs:
             slot.env.close()
 

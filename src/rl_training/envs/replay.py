@@ -22,7 +22,15 @@ from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.incidents import History
 from rl_training.envs.wrappers import layers
 
-__all__ = ["Make", "ReplayableAtari", "ReplayableEnv", "changed_arguments", "episode_seed", "replayable"]
+__all__ = [
+    "Make",
+    "ReplayableAtari",
+    "ReplayableEnv",
+    "changed_arguments",
+    "episode_seed",
+    "played_actions",
+    "replayable",
+]
 
 
 Make = Callable[[dict[str, Any]], gym.Env]
@@ -87,8 +95,7 @@ class ReplayableEnv:
     def replay(self, actions: Any) -> tuple[Any, float, int]:
         """Reset and repeat the saved actions: the observation they lead to, and the rewards and steps on the way."""
         obs, total = self._reset(), 0.0
-        rows = np.zeros((0, 1)) if actions is None else actions.numpy()
-        self.actions = rows.tolist() if rows.ndim == 1 else list(rows)  # Discrete: plain numbers, as in ``step``
+        self.actions = played_actions(actions)
         ended = False
         for action in self.actions:
             if ended:
@@ -173,6 +180,13 @@ def changed_arguments(saved: Saved) -> dict[str, Any]:
         raise StateError("is no mapping", "env_kwargs")
     require_trusted("the checkpoint", "", changed)
     return dict(changed)
+
+
+def played_actions(saved: Any) -> list[Any]:
+    """Saved actions (T, ...) as they were given to ``step``: those of Discrete as plain numbers."""
+    rows = np.zeros((0, 1)) if saved is None else saved.numpy()
+    played: list[Any] = rows.tolist() if rows.ndim == 1 else list(rows)
+    return played
 
 
 def require_actions(actions: Any, space: gym.Space[Any]) -> None:
