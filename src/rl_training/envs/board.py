@@ -1,4 +1,4 @@
-"""Memory that a run and one of its worker processes share: actions one way; observations, rewards and ends the other."""
+"""Memory that a run shares with a worker process: actions one way; observations, rewards and ends the other."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class SharedWatchdog(Watchdog):
         super().__init__(seconds)
 
     @property
-    def began(self) -> float:  # type: ignore[override]
+    def began(self) -> float:
         return float(self._cell[0])
 
     @began.setter

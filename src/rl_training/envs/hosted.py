@@ -67,8 +67,8 @@ class LostWorker(Exception):
 class HostedEnvs:
     """Environments of a run by their indices. A request names an operation and has an argument for each place in them.
 
-    Operations: ``begin`` an episode, ``step`` with an action, ``change`` arguments, ``load`` the state of an episode, and
-    ``rebuild``, which repeats its actions too.
+    Operations: ``begin`` an episode, ``step`` with an action, ``change`` arguments, ``load`` the state of an episode,
+    ``replay`` its actions, and ``rebuild``, which does both.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class HostedEnvs:
             "step": self._step,
             "change": lambda slot, env_kwargs: slot.change(env_kwargs),
             "load": self._load,
+            "replay": lambda slot, actions: slot.replay(actions),
             "rebuild": self._rebuild,
         }
 

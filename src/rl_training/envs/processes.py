@@ -221,7 +221,8 @@ def _settle(order: dict[str, Any], shared: int) -> tuple[Board, HostedEnvs]:
     torch.set_num_threads(1)
     indices = order["indices"]
     entropy = episode_seed(order["seed"], *indices)  # for environments that ask global generators: not all the same
-    np.random.set_state(np.random.MT19937(entropy).state)
+    legacy: Any = np.random
+    legacy.set_state(np.random.MT19937(entropy).state)
     torch.manual_seed(entropy)
     import_module("random").seed(entropy)
     board, limit = Board(order["layout"], shared), order["limit"]

@@ -69,7 +69,6 @@ class RemoteEnv:
         self.more: dict[str, Any] = {}  # what the episode's state has beside its seed and actions
         self.seen: Any = None  # the newest observation
         self._beginning = False
-        self._loading: dict[str, Any] | None = None
 
     @property
     def index(self) -> int:
@@ -114,21 +113,19 @@ class RemoteEnv:
         return {"episode": self.episode, "actions": actions, **self.more, **changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the worker rebuild the saved episode; ``replay`` waits for that."""
+        """Back to the start of the saved episode, whose actions the worker begins to repeat; ``replay`` waits for
+        that."""
         saved = Saved(state, ("episode", "actions"), state)
-        saved.count("episode")
-        changed_arguments(saved)
-        self._loading = state
-        self.ask("rebuild", state)
+        episode, env_kwargs = saved.count("episode"), changed_arguments(saved)
+        self.ask("load", state)
+        self._worker.result(self._place)
+        self.episode, self.actions, self.env_kwargs = episode, [], env_kwargs
+        self.more = {name: part for name, part in state.items() if name not in ("episode", "actions", "env_kwargs")}
+        self.ask("replay", saved["actions"])
 
     def replay(self, actions: Any) -> tuple[Any, float, int]:
-        state, self._loading = self._loading, None
-        assert state is not None
         found: tuple[Any, float, int] = self._worker.result(self._place)
-        self.episode, self.env_kwargs = state["episode"], dict(state.get("env_kwargs", {}))
-        self.actions = played_actions(actions)
-        self.more = {name: part for name, part in state.items() if name not in ("episode", "actions", "env_kwargs")}
-        self.seen = found[0]
+        self.actions, self.seen = played_actions(actions), found[0]
         return found
 
 
@@ -184,9 +181,8 @@ class Worker:
         who = f"environment {self._indices[0]}"
         if len(self.envs) > 1:
             who = f"environments {self._indices[0]} to {self._indices[-1]}"
-        warnings.warn(
-            f"the {self._maker.KIND} of {who} {lost}: another one is started, and repeats their episodes", stacklevel=2
-        )
+        kind = self._maker.KIND
+        warnings.warn(f"the {kind} of {who} {lost}: another one takes its place and repeats the episodes", stacklevel=2)
         try:
             self.link.end(kill=True)
             self.link.wait()
@@ -195,19 +191,18 @@ class Worker:
             self.link.send(self._name, asked)
             return self.link.receive()
         except LostWorker as second:
-            text = f"its {self._maker.KIND} {lost}, and the one that took its place {second}"
-            raise self._failed(
-                text if str(lost) != str(second) else f"its {self._maker.KIND} {lost}, twice", second.place
-            )
+            other = "twice" if str(second) == str(lost) else f"and the one that took its place {second}"
+            raise self._failed(f"its {self._maker.KIND} {lost}, {other}", second.place) from second
 
     def _repeat(self, asked: dict[int, Any]) -> None:
         """Rebuild what the worker that was lost held. What is about to begin without memory of an earlier episode needs
         only its number."""
         states, numbers = {}, {}
         for place, env in enumerate(self.envs):
-            if env.episode < 0 or (place in asked and self._name in ("rebuild", "load")):
+            name = self._name if place in asked else ""
+            if env.episode < 0 or name == "load":
                 continue
-            if place in asked and self._name != "step" and not env.more:
+            if name == "replay" or (name in ("begin", "change") and not env.more):
                 numbers[place] = {**env.state_dict(), "actions": None}
             else:
                 states[place] = env.state_dict()
@@ -216,13 +211,10 @@ class Worker:
                 continue
             self.link.send(name, arguments)
             for place, (ok, value) in self.link.receive().items():
-                same = ok and (name == "load" or _alike(value[0], self.envs[place].seen))
-                if not same:
-                    why = f" ({raised(value)})" if not ok else ""
-                    raise self._failed(
-                        f"its {self._maker.KIND} is lost, and its seed and actions do not lead to where it was{why}",
-                        place,
-                    )
+                if not ok or (name == "rebuild" and not _alike(value[0], self.envs[place].seen)):
+                    why = "" if ok else f" ({raised(value)})"
+                    text = f"its {self._maker.KIND} is lost, and its seed and actions do not lead to where it was{why}"
+                    raise self._failed(text, place)
 
     def _failed(self, text: str, place: int) -> EnvironmentFailure:
         error = EnvironmentFailure(text)
