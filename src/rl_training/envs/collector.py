@@ -163,8 +163,22 @@ class Collector:
 
     def step(self, actions: np.ndarray) -> Step:
         """Step every environment with the agent's actions (N, ...), boxes in [-1, 1]; episodes that end begin anew."""
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let workers begin a step; ``receive`` waits for it. In this process it is ``receive`` that steps."""
+        self._at = None
+        if self._box and not isfinite(actions.sum()):
+            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+        self._taken = self.spaces.to_env(actions)
+        if self._workers is not None:
+            self._workers.step(self._taken)
+
+    def receive(self) -> Step:
+        """The step that ``send`` began."""
         try:
-            return self._step_all(actions)
+            return self._step_all(self._taken)
         except EnvironmentFailure as error:
             error.incident = self._incident()
             raise
@@ -178,17 +192,11 @@ class Collector:
             history["actions"].append(self._taken[self._at])  # the action whose step failed
         return incident(history, training=True, index=self._at)
 
-    def _step_all(self, actions: np.ndarray) -> Step:
-        self._at = None
-        if self._box and not isfinite(actions.sum()):
-            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+    def _step_all(self, env_actions: Any) -> Step:
         np.copyto(self._previous, self.obs)
         for i in self._ended:  # of the step before
             self._terminated[i] = self._truncated[i] = 0
         self._ended = ended = []
-        self._taken = env_actions = self.spaces.to_env(actions)
-        if self._workers is not None:
-            self._workers.step(env_actions)
         encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
         for i, action in enumerate(env_actions):
             obs, reward, terminated, truncated, info = self._step_one(i, action)

@@ -101,7 +101,7 @@ class ReplayableEnv:
             if ended:
                 raise ValueError("its episode ended sooner than it did before")
             obs, reward, terminated, truncated, *_ = self.step(action)
-            total, ended = total + float(reward), bool(terminated or truncated)
+            total, ended = total + float(np.asarray(reward).item()), bool(terminated or truncated)
         return obs, total, len(self.actions)
 
 

@@ -45,6 +45,9 @@ class TrainConfig(Options):
     env_workers: int | None = opt(
         None, "worker processes or Ray actors that step the environments; null: as many as processors", ge=1
     )
+    async_collection: bool = opt(
+        False, "learn while environments in workers step, from actions chosen before the last updates (off-policy)"
+    )
     env_limit_seconds: float | None = opt(
         None, "seconds that a step or a reset of an environment may take before the run fails; null: any time", gt=0
     )

@@ -57,6 +57,7 @@ class ReplayOptions(AlgorithmOptions):
 class OffPolicyOptions(ReplayOptions):
     """How often to learn from what is stored."""
 
+    ASYNC: ClassVar[bool] = True
     gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
 
@@ -136,21 +137,45 @@ class OffPolicyLoop(OnlineLoop):
     def first_update_step(self) -> int:
         n, every = self._run.config.num_envs, int(self._cfg.train_frequency)
         start = max(1, -(-self._starts // n)) * n  # steps come n at a time
-        return start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
+        first = start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
+        return first + n * self._run.config.async_collection  # made while the next step is being taken
 
     def __iter__(self) -> Iterator[None]:
-        run, cfg, n = self._run, self._cfg, self._run.config.num_envs
+        if self._run.config.async_collection:
+            yield from self._learn_while_stepping()
         while True:
             if not self.stepped:
-                self.step()
-            if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
+                self.store(self.act())
+            if self._learns:
                 yield from self.prepare()
-                self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
+                self.learn(self._rounds)
             self.stepped = False
             yield
 
-    def step(self) -> None:
-        """One step of every environment, stored."""
+    def _learn_while_stepping(self) -> Iterator[None]:
+        """As above, with the updates of a step made while the environments take the next one, whose actions are those
+        of the agent before them. Wherever this yields, no step is under way."""
+        while True:
+            actions = self.act().copy()
+            if self._learns:
+                self.learn(self._rounds)
+            self.store(actions)
+            self.stepped = False
+            yield
+
+    @property
+    def _learns(self) -> bool:
+        """Whether learning has started; returns over many steps may not be complete yet."""
+        return self._run.step >= self._starts and len(self.replay) > 0
+
+    @property
+    def _rounds(self) -> int:
+        """How often the last step has crossed ``train_frequency``."""
+        run = self._run
+        return crossings(run.step - run.config.num_envs, run.step, self._cfg.train_frequency)
+
+    def act(self) -> np.ndarray:
+        """Choose the actions of a step, and let the environments begin it."""
         run, envs, agent, carry = self._run, self.collector, self.agent, self.carry
         rng, n = self.exploration.generator, run.config.num_envs
         run.apply_schedules(agent)
@@ -160,7 +185,13 @@ class OffPolicyLoop(OnlineLoop):
             actions = run.spaces.random_actions(rng, n)
         else:
             actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
-        step = envs.step(actions)
+        envs.send(actions)
+        return actions
+
+    def store(self, actions: np.ndarray) -> None:
+        """The end of that step, stored."""
+        run, envs, carry, n = self._run, self.collector, self.carry, self._run.config.num_envs
+        step = envs.receive()
         self.replay.add(
             obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
             dones=step.terminated, truncations=step.truncated,
