@@ -21,6 +21,7 @@ from rl_training.envs.incidents import incident
 from rl_training.envs.options import EnvOptions
 from rl_training.envs.replay import changed_arguments, replayable
 from rl_training.envs.spaces import Spaces
+from rl_training.envs.vector import VectorEnvs
 from rl_training.envs.workers import Workers, make_workers
 
 __all__ = ["Collector", "Step"]
@@ -65,12 +66,17 @@ class Collector:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         self._log_info, self._on_episode = log_info, on_episode
-        self._workers: Workers | None = None
+        self._workers: Workers | VectorEnvs | None = None
         self._envs: list[Any]
         first = factory.make(training=True)
         self.spaces = Spaces.of(first)
         _warn_of_endless_episodes(first, factory.name)
-        if backend == "local":
+        vector = factory.vector(first, backend)
+        if vector is not None:
+            first.close()
+            self._workers = VectorEnvs(vector, num_envs, seed, factory.watchdog)
+            self._envs = list(self._workers.envs)
+        elif backend == "local":
             envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
             make = factory.make_changed
             self._envs = [replayable(env, seed=seed, index=i, make=make) for i, env in enumerate(envs)]

@@ -30,6 +30,7 @@ __all__ = [
     "episode_seed",
     "played_actions",
     "replayable",
+    "saved_actions",
 ]
 
 
@@ -79,9 +80,8 @@ class ReplayableEnv:
         return {"episode": self.episode, "seed": seed, "actions": list(self.actions), "exact": True, **changed}
 
     def state_dict(self) -> dict[str, Any]:
-        actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
         changed = {"env_kwargs": self.env_kwargs} if self.env_kwargs else {}
-        return {"episode": self.episode, "actions": actions, **changed}
+        return {"episode": self.episode, "actions": saved_actions(self.actions), **changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to the start of the saved episode; ``replay`` goes on from there."""
@@ -180,6 +180,11 @@ def changed_arguments(saved: Saved) -> dict[str, Any]:
         raise StateError("is no mapping", "env_kwargs")
     require_trusted("the checkpoint", "", changed)
     return dict(changed)
+
+
+def saved_actions(actions: list[Any]) -> torch.Tensor | None:
+    """The actions of an unfinished episode (T, ...) as they are saved."""
+    return torch.from_numpy(np.asarray(actions)) if actions else None
 
 
 def played_actions(saved: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from rl_training.base.devices import processors
 from rl_training.base.errors import raised
@@ -24,7 +23,7 @@ from rl_training.envs.hosted import LostWorker, Outcome
 from rl_training.envs.incidents import History
 from rl_training.envs.processes import ProcessMaker
 from rl_training.envs.remote import RayMaker
-from rl_training.envs.replay import changed_arguments, episode_seed, played_actions
+from rl_training.envs.replay import changed_arguments, episode_seed, played_actions, saved_actions
 from rl_training.envs.spaces import Spaces
 
 __all__ = ["Link", "Maker", "RemoteEnv", "Worker", "Workers", "make_workers"]
@@ -108,9 +107,8 @@ class RemoteEnv:
         return {**known, "actions": [] if self._beginning else list(self.actions), "exact": exact, **changed}
 
     def state_dict(self) -> dict[str, Any]:
-        actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
         changed = {"env_kwargs": self.env_kwargs} if self.env_kwargs else {}
-        return {"episode": self.episode, "actions": actions, **self.more, **changed}
+        return {"episode": self.episode, "actions": saved_actions(self.actions), **self.more, **changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to the start of the saved episode, whose actions the worker begins to repeat; ``replay`` waits for
