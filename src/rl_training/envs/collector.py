@@ -74,7 +74,8 @@ class Collector:
         vector = factory.vector(first, backend)
         if vector is not None:
             first.close()
-            self._workers = VectorEnvs(vector, num_envs, seed, factory.watchdog)
+            own = vector is not factory.source
+            self._workers = VectorEnvs(vector, num_envs, seed, factory.watchdog, own=own)
             self._envs = list(self._workers.envs)
         elif backend == "local":
             envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]

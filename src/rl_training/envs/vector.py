@@ -109,11 +109,14 @@ class VectorPlace:
 class VectorEnvs:
     """All environments of a run, in a VectorEnv."""
 
-    def __init__(self, vector: VectorEnv, num_envs: int, seed: int, watchdog: Watchdog | None = None) -> None:
+    def __init__(
+        self, vector: VectorEnv, num_envs: int, seed: int, watchdog: Watchdog | None = None, *, own: bool = True
+    ) -> None:
+        """``own``: it was made for the run, and is closed with it."""
         mode = _mode(vector)
         if vector.num_envs != num_envs:
             raise ConfigError([(("num_envs",), f"is {num_envs}, and the VectorEnv has {vector.num_envs} environments")])
-        self.vector, self._watchdog = vector, watchdog
+        self.vector, self._watchdog, self._own = vector, watchdog, own
         self.exact = mode is AutoresetMode.DISABLED
         self.envs = [VectorPlace(self, i, (seed, i)) for i in range(num_envs)]
         self._actions: Any = None
@@ -169,7 +172,8 @@ class VectorEnvs:
         return found
 
     def close(self) -> None:
-        self.vector.close()
+        if self._own:
+            self.vector.close()
 
     def _batch(self, actions: list[Any]) -> Any:
         return np.asarray(actions, self.vector.action_space.dtype)

@@ -38,16 +38,10 @@ class TrainConfig(Options):
     device: str = opt("auto", "auto, cpu, cuda or cuda:N")
     num_envs: int = opt(1, "environments stepped together", ge=1)
     execution_backend: Literal["local", "process", "ray"] = opt(
-        "local",
-        "where training environments run: in this process, in worker processes, or in Ray actors (RAY_ADDRESS names "
-        "the cluster)",
+        "local", "where training environments run: this process, worker processes, or Ray actors (of RAY_ADDRESS)"
     )
-    env_workers: int | None = opt(
-        None, "worker processes or Ray actors that step the environments; null: as many as processors", ge=1
-    )
-    async_collection: bool = opt(
-        False, "learn while environments in workers step, from actions chosen before the last updates (off-policy)"
-    )
+    env_workers: int | None = opt(None, "workers that step the environments; null: as many as processors", ge=1)
+    async_collection: bool = opt(False, "learn while the workers step, one step late; off-policy, without a model")
     env_limit_seconds: float | None = opt(
         None, "seconds that a step or a reset of an environment may take before the run fails; null: any time", gt=0
     )

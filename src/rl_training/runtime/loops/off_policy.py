@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -124,6 +125,7 @@ class OffPolicyLoop(OnlineLoop):
         self.stepped = False  # a step has been taken, and its learning is not done yet
         self._source: Source = self.replay
         self._starts: int = max(cfg.learning_starts, cfg.batch_size)
+        self._late = run.config.async_collection
         self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
 
     @property
@@ -141,41 +143,17 @@ class OffPolicyLoop(OnlineLoop):
         return first + n * self._run.config.async_collection  # made while the next step is being taken
 
     def __iter__(self) -> Iterator[None]:
-        if self._run.config.async_collection:
-            yield from self._learn_while_stepping()
         while True:
             if not self.stepped:
-                self.store(self.act())
-            if self._learns:
-                yield from self.prepare()
-                self.learn(self._rounds)
+                self.step()
+            if not self._late:
+                yield from self.updates()
             self.stepped = False
             yield
 
-    def _learn_while_stepping(self) -> Iterator[None]:
-        """As above, with the updates of a step made while the environments take the next one, whose actions are those
-        of the agent before them. Wherever this yields, no step is under way."""
-        while True:
-            actions = self.act().copy()
-            if self._learns:
-                self.learn(self._rounds)
-            self.store(actions)
-            self.stepped = False
-            yield
-
-    @property
-    def _learns(self) -> bool:
-        """Whether learning has started; returns over many steps may not be complete yet."""
-        return self._run.step >= self._starts and len(self.replay) > 0
-
-    @property
-    def _rounds(self) -> int:
-        """How often the last step has crossed ``train_frequency``."""
-        run = self._run
-        return crossings(run.step - run.config.num_envs, run.step, self._cfg.train_frequency)
-
-    def act(self) -> np.ndarray:
-        """Choose the actions of a step, and let the environments begin it."""
+    def step(self) -> None:
+        """One step of every environment, stored; with asynchronous collection, the updates of the step before it are
+        made meanwhile. Wherever the loop yields, no step is under way."""
         run, envs, agent, carry = self._run, self.collector, self.agent, self.carry
         rng, n = self.exploration.generator, run.config.num_envs
         run.apply_schedules(agent)
@@ -186,11 +164,9 @@ class OffPolicyLoop(OnlineLoop):
         else:
             actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
         envs.send(actions)
-        return actions
-
-    def store(self, actions: np.ndarray) -> None:
-        """The end of that step, stored."""
-        run, envs, carry, n = self._run, self.collector, self.carry, self._run.config.num_envs
+        if self._late:
+            actions = actions.copy()  # the agent's own, which it may use again
+            deque(self.updates(), maxlen=0)  # no work of theirs pauses
         step = envs.receive()
         self.replay.add(
             obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
@@ -201,6 +177,13 @@ class OffPolicyLoop(OnlineLoop):
         run.step += n
         run.collected(envs, n)
         self.stepped = True
+
+    def updates(self) -> Iterator[None]:
+        """The updates of the last step."""
+        run, n = self._run, self._run.config.num_envs
+        if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
+            yield from self.prepare()
+            self.learn(crossings(run.step - n, run.step, self._cfg.train_frequency))
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.replay.cut(lost, obs)
