@@ -63,18 +63,28 @@ ONE_SCRIPT = {  # no environment: one script for everyone
     **dict.fromkeys(("ensemble_update", "ensemble_rollout", "pets_plan", "mbpo_update"), "models.py"),
 }
 WALL = {"sac_wall": "sac_cheetah", "ensemble_wall": "ensemble_update"}  # by the clock, with one thread and with two
-OWN = ("ours", "plain", "sac", "ppo")  # contenders that run in this environment
+OWN = ("ours", "plain", "sac", "ppo", "local")  # contenders that run in this environment
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
     """One run of one contender in a process of its own."""
-    python = sys.executable if who in OWN else str(PEERS / who / "bin" / "python")
     if unit in ONE_SCRIPT:
-        words = [python, ONE_SCRIPT[unit], unit, who]
-    elif who in ("ours", "ppo"):
-        words = [python, "ours.py", unit if who == "ours" else "ppo_alone"]
+        return measure_script(who, ONE_SCRIPT[unit], unit, threads, seconds)
+    if who in ("ours", "ppo"):
+        words = ["ours.py", unit if who == "ours" else "ppo_alone"]
     else:
-        words = [python, *SCRIPTS.get(who, ["peer.py", who]), unit]
+        words = [*SCRIPTS.get(who, ["peer.py", who]), unit]
+    return timed(who, words, unit, threads, seconds)
+
+
+def measure_script(who: str, script: str, unit: str, threads: int, seconds: float) -> dict | None:
+    """One run of a script that is everyone's."""
+    return timed(who, [script, unit, who], unit, threads, seconds)
+
+
+def timed(who: str, words: list[str], unit: str, threads: int, seconds: float) -> dict | None:
+    """What a script of ``units/`` reports, run with one contender's interpreter."""
+    words = [sys.executable if who in OWN else str(PEERS / who / "bin" / "python"), *words]
     pinned = {name: str(threads) for name in ("THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     env = {**os.environ, **pinned, "OPENBLAS_NUM_THREADS": "1", "SECONDS": str(seconds), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(words, cwd=HERE / "units", env=env, capture_output=True, text=True, timeout=600)

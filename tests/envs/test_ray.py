@@ -78,7 +78,7 @@ def test_a_run_with_environments_on_ray_stopped_and_resumed_equals_one_without_r
 
 
 def test_an_environment_that_raises_elsewhere_says_what_it_raised(at_the_cluster):
-    collector = Collector(EnvFactory(lambda: Broken("raises", at=3), {}), 1, seed=0, remote=True)
+    collector = Collector(EnvFactory(lambda: Broken("raises", at=3), {}), 1, seed=0, backend="ray")
     actions = np.zeros(1, np.int64)
     collector.step(actions)
     collector.step(actions)
@@ -95,10 +95,10 @@ def test_a_worker_that_hangs_is_given_up_with_what_it_had_been_sent(at_the_clust
             return super().step(action)
 
     factory = EnvFactory(lambda: Sleepy(limit=9), {}, watchdog=Watchdog(5.0))
-    collector = Collector(factory, 1, 7, remote=True)
+    collector = Collector(factory, 1, 7, backend="ray")
     for action in (1, 0):
         collector.step(np.array([action]))
-    with pytest.raises(EnvironmentFailure, match="has not answered for 5 seconds at step 2") as failed:
+    with pytest.raises(EnvironmentFailure, match="has not answered for 5 seconds, twice at step 2") as failed:
         collector.step(np.array([1]))
     collector.close()
     report = failed.value.incident
@@ -165,7 +165,7 @@ def test_an_address_where_no_cluster_is_gets_one_line(tiny, tmp_path, capsys):
 def test_numbers_of_the_last_info_come_from_actors_too(at_the_cluster):
     factory, actions = EnvFactory(toys.Reaching, {}), np.zeros(2, np.int64)
     here = Collector(factory, 2, seed=0, log_info=["distance"])
-    there = Collector(factory, 2, seed=0, log_info=["distance"], remote=True)
+    there = Collector(factory, 2, seed=0, log_info=["distance"], backend="ray")
     try:
         for _ in range(12):
             here.step(actions)
@@ -180,7 +180,7 @@ def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster, monk
     # workers look where this process was told to look for modules of the user's
     monkeypatch.setattr("rl_training.base.modules._added", [str(Path(toys.__file__).parent)])
     factory, actions = EnvFactory("toys:Reaching-v0", {}), np.zeros(1, np.int64)
-    collectors = [Collector(factory, 1, seed=0, log_info=["distance"], remote=remote) for remote in (False, True)]
+    collectors = [Collector(factory, 1, seed=0, log_info=["distance"], backend=backend) for backend in ("local", "ray")]
     try:
         for collector in collectors:
             for t in range(17):
@@ -190,7 +190,7 @@ def test_arguments_of_environments_in_actors_can_be_changed(at_the_cluster, monk
         here, there = collectors
         assert [episode.length for episode in there.recent] == [5, 8] and there.metrics() == here.metrics()
         assert here.recent[-1].info["distance"] >= 10
-        again = Collector(factory, 1, seed=0, log_info=["distance"], remote=True)
+        again = Collector(factory, 1, seed=0, log_info=["distance"], backend="ray")
         collectors.append(again)
         again.load_state_dict(there.state_dict())
         assert not again.lost.any() and (again.obs == here.obs).all()

@@ -74,6 +74,8 @@ assert low <= value <= high and at_least <= better <= at_most and list(shares) =
 """,
     "rlpd.md-0": TORQUE,
     "sac.md-0": TORQUE,
+    "simulators.md-0": "assert int(said[-1]) == 800 and runs[0].config['async_collection'] and runs[0].gradient_steps > 500",
+    "simulators.md-1": "assert float(said[-1]) == 3 and runs[0].config['num_envs'] == 4",
     "td3_bc.md-0": TORQUE,
     "transfer.md-0": """
 assert said[-1] == str(third.run_dir) != str(online.run_dir) and len(runs) == 3

@@ -361,7 +361,10 @@ def test_an_episode_that_a_resumed_run_cannot_rebuild_is_cut_where_it_was_saved(
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("starts", [1, 6, 11, 20])
 def test_the_first_update_and_the_number_of_updates_are_known_beforehand(num_envs, every, starts):
-    config, options = SimpleNamespace(num_envs=num_envs), {"train_frequency": every, "gradient_updates_per_step": 3}
+    config, options = (
+        SimpleNamespace(num_envs=num_envs, async_collection=False),
+        {"train_frequency": every, "gradient_updates_per_step": 3},
+    )
     loop = SimpleNamespace(_run=SimpleNamespace(config=config), _cfg=SimpleNamespace(**options), _starts=starts)
     steps = range(num_envs, 400 * num_envs, num_envs)
     due = [sum(k % every == 0 for k in range(step - num_envs + 1, step + 1)) for step in steps]

@@ -38,7 +38,7 @@ __all__ = [
 
 # fields that may differ within a group, since they change no result
 NOT_COMPARED = (
-    *("seed", "output_dir", "tags", "progress", "device", "threads", "execution_backend"),
+    *("seed", "output_dir", "tags", "progress", "device", "threads", "execution_backend", "env_workers"),
     *("log_interval", "checkpoint_interval", "keep_checkpoints", "loggers", "record_video"),
 )
 Statistics = tuple[dict[str, Interval], dict[str, Interval]]  # of each of two sides, by name

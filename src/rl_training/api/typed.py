@@ -69,9 +69,13 @@ class RunKeywords(TypedDict, total=False):
     """auto, cpu, cuda or cuda:N; default: auto"""
     num_envs: int
     """environments stepped together (≥ 1); default: 1"""
-    execution_backend: Literal["local", "ray"]
-    """where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster); default:
+    execution_backend: Literal["local", "process", "ray"]
+    """where training environments run: this process, worker processes, or Ray actors (of RAY_ADDRESS); default:
     local"""
+    env_workers: int | None
+    """workers that step the environments; None: as many as processors (≥ 1); default: None"""
+    async_collection: bool
+    """learn while the workers step, one step late; off-policy, without a model; default: False"""
     env_limit_seconds: float | None
     """seconds that a step or a reset of an environment may take before the run fails; None: any time (> 0); default:
     None"""

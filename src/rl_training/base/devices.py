@@ -7,6 +7,7 @@ a CPU nothing crosses, and nothing is copied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,9 +17,14 @@ from torch import nn
 
 from rl_training.base.batches import PackedBatch, Tensors
 
-__all__ = ["HostBuffers", "arrays_to_device", "state_to_host", "to_device", "to_host"]
+__all__ = ["HostBuffers", "arrays_to_device", "processors", "state_to_host", "to_device", "to_host"]
 
 ALIGNMENT = 16  # bytes: where a tensor may begin in the memory that crosses
+
+
+def processors() -> int:
+    """The number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def to_device(batch: Tensors, device: str | torch.device) -> Tensors:

@@ -21,6 +21,7 @@ class EnvironmentFailure(RuntimeError):
     """An environment raised, or returned something that cannot be learned from."""
 
     incident: dict[str, Any] | None = None  # what led to it, where that is known
+    index: int | None = None  # which environment it was, where the one that was called is not it
 
 
 def attempt(who: str, when: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

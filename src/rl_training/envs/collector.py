@@ -19,9 +19,10 @@ from rl_training.envs.endings import Episode, last_numbers, mean_numbers, only
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
 from rl_training.envs.options import EnvOptions
-from rl_training.envs.remote import RemoteEnv
 from rl_training.envs.replay import changed_arguments, replayable
 from rl_training.envs.spaces import Spaces
+from rl_training.envs.vector import VectorEnvs
+from rl_training.envs.workers import Workers, make_workers
 
 __all__ = ["Collector", "Step"]
 
@@ -44,10 +45,11 @@ class Step(NamedTuple):
 class Collector:
     """N environments stepped together, with explicit resets: ``obs`` is always the observation of the next action.
 
-    ``remote`` puts each into a Ray actor: all step at once, with the same results. ``check_rewards=False`` lets rewards
-    pass that are not finite, for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by
-    default as in ``env_kwargs.wrappers.reward``; returns are reported without it. ``log_info`` names the numbers of an
-    episode's last info that are averaged, beside its success; ``on_episode`` is told of every episode that ends.
+    ``backend`` says where: ``local``, in this process; in ``process``es or ``ray`` actors, of which there are
+    ``workers``, all at once and with the same results. ``check_rewards=False`` lets rewards pass that are not finite,
+    for loops that do not use them. ``rewards`` maps them (float32) to those learned from, by default as in
+    ``env_kwargs.wrappers.reward``; returns are reported without it. ``log_info`` names the numbers of an episode's last
+    info that are averaged, beside its success; ``on_episode`` is told of every episode that ends.
     """
 
     def __init__(
@@ -58,24 +60,32 @@ class Collector:
         *,
         check_rewards: bool = True,
         rewards: Callable[[Any], Any] | None = None,
-        remote: bool = False,
+        backend: str = "local",
+        workers: int | None = None,
         log_info: Sequence[str] = (),
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
-        self._remote, self._log_info, self._on_episode = remote, log_info, on_episode
+        self._log_info, self._on_episode = log_info, on_episode
+        self._workers: Workers | VectorEnvs | None = None
         self._envs: list[Any]
-        if remote:
-            self._envs = [RemoteEnv(factory, seed=seed, index=i, info=log_info) for i in range(num_envs)]
-            first = factory.make(training=True)
-            first.close()
-        else:
-            make = factory.make_changed
-            self._envs = [
-                replayable(factory.make(training=True), seed=seed, index=i, make=make) for i in range(num_envs)
-            ]
-            first = self._envs[0].env
+        first = factory.make(training=True)
         self.spaces = Spaces.of(first)
         _warn_of_endless_episodes(first, factory.name)
+        vector = factory.vector(first, backend)
+        if vector is not None:
+            first.close()
+            own = vector is not factory.source
+            self._workers = VectorEnvs(vector, num_envs, seed, factory.watchdog, own=own)
+            self._envs = list(self._workers.envs)
+        elif backend == "local":
+            envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
+            make = factory.make_changed
+            self._envs = [replayable(env, seed=seed, index=i, make=make) for i, env in enumerate(envs)]
+        else:
+            first.close()
+            how: dict[str, Any] = {"workers": workers, "info": log_info}
+            self._workers = make_workers(backend, factory, self.spaces, num_envs, seed, **how)
+            self._envs = list(self._workers.envs)
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
@@ -129,9 +139,8 @@ class Collector:
             for i in which:
                 self._at = i
                 attempt(self._who(i), when, self._envs[i].change, self.env_kwargs)
-        if self._remote:
-            for i in which:
-                self._envs[i].send()
+        if self._workers is not None:
+            self._workers.begin(which)
         for i in which:
             self._begin(i)
 
@@ -140,7 +149,7 @@ class Collector:
         try:  # not by attempt(): episodes may be short
             obs = self._envs[i].begin()
         except Exception as error:
-            raise failure(self._who(i), error, f"on reset, step {self.steps}") from error
+            raise failure(self._culprit(error), error, f"on reset, step {self.steps}") from error
         vector = self._check_obs and isinstance(obs, np.ndarray) and obs.dtype in VECTORS and obs.shape == self._shape
         if not vector:
             obs = attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, obs)
@@ -149,13 +158,34 @@ class Collector:
             attempt(self._who(i), f"on reset, step {self.steps}", self._checks.observation, self.obs[i])
         self._returns[i], self._lengths[i] = 0.0, 0
 
+    def _culprit(self, error: Exception) -> str:
+        """The environment that was called last, or the one for which its worker was lost."""
+        index = getattr(error, "index", None)
+        self._at = index if index is not None else self._at
+        assert self._at is not None
+        return self._who(self._at)
+
     def _who(self, i: int) -> str:
         return f"environment {i} ({self._name})"
 
     def step(self, actions: np.ndarray) -> Step:
         """Step every environment with the agent's actions (N, ...), boxes in [-1, 1]; episodes that end begin anew."""
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Let workers begin a step; ``receive`` waits for it. In this process it is ``receive`` that steps."""
+        self._at = None
+        if self._box and not isfinite(actions.sum()):
+            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+        self._taken = self.spaces.to_env(actions)
+        if self._workers is not None:
+            self._workers.step(self._taken)
+
+    def receive(self) -> Step:
+        """The step that ``send`` began."""
         try:
-            return self._step_all(actions)
+            return self._step_all(self._taken)
         except EnvironmentFailure as error:
             error.incident = self._incident()
             raise
@@ -169,18 +199,11 @@ class Collector:
             history["actions"].append(self._taken[self._at])  # the action whose step failed
         return incident(history, training=True, index=self._at)
 
-    def _step_all(self, actions: np.ndarray) -> Step:
-        self._at = None
-        if self._box and not isfinite(actions.sum()):
-            raise EnvironmentFailure(f"the agent's action is not finite at step {self.steps}: {actions}")
+    def _step_all(self, env_actions: Any) -> Step:
         np.copyto(self._previous, self.obs)
         for i in self._ended:  # of the step before
             self._terminated[i] = self._truncated[i] = 0
         self._ended = ended = []
-        self._taken = env_actions = self.spaces.to_env(actions)
-        if self._remote:
-            for slot, action in zip(self._envs, env_actions):
-                slot.send(action)
         encode, obs_rows, next_rows, rewards = self._encode, self.obs, self._next, self._rewards
         for i, action in enumerate(env_actions):
             obs, reward, terminated, truncated, info = self._step_one(i, action)
@@ -213,7 +236,7 @@ class Collector:
         try:  # not by attempt(): this is the hot path
             result = slot.step(action)
         except Exception as error:
-            raise failure(self._who(i), error, f"at step {self.steps}") from error
+            raise failure(self._culprit(error), error, f"at step {self.steps}") from error
         slot.actions.append(action)
         try:
             obs, reward, terminated, truncated, info = result
@@ -248,7 +271,11 @@ class Collector:
     def _warn_of_missing(self, info: Any) -> None:
         missing = [name for name in self._log_info if not only(info, [name])]
         if missing:
-            there = "" if self._remote else f"; it has {', '.join(sorted(map(str, info or ()))) or 'no entries'}"
+            there = (
+                ""
+                if self._workers is not None
+                else f"; it has {', '.join(sorted(map(str, info or ()))) or 'no entries'}"
+            )
             warnings.warn(
                 f"log_info: the first episode of {self._name} ended without {', '.join(missing)} in its info{there}",
                 stacklevel=2,
@@ -286,7 +313,8 @@ class Collector:
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             with within(f"envs.{i}"):
                 slot.load_state_dict(one)
-        self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
+        if self._workers is not None:
+            self._workers.send()
         self.lost = np.zeros(len(self._envs), np.float32)
         for i, (slot, one) in enumerate(zip(self._envs, envs)):
             try:
@@ -302,8 +330,12 @@ class Collector:
                     stacklevel=2,
                 )
                 self._begin(i)
+        self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
 
     def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            return
         for slot in self._envs:
             slot.env.close()
 

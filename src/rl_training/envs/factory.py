@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import FlattenObservation
 
 from rl_training.base.errors import reason
@@ -18,16 +19,19 @@ from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
 from rl_training.envs.options import EnvOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.spaces import CHANNELS, Spaces, is_image
+from rl_training.envs.vector import OneOfVector, another_one, check_vector, one_of
 from rl_training.envs.watchdog import Watchdog
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, layers
 
-EnvSource = str | gym.Env | Callable[[], gym.Env]
+EnvSource = str | gym.Env | VectorEnv | Callable[[], gym.Env | VectorEnv]
 
 __all__ = ["EnvFactory", "EnvSource", "env_name", "has_time_limit", "time_limit_of"]
 
 IMAGE_SIDE = 24  # two-dimensional observations with both sides at least this long look like images
 ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen")
-_made: weakref.WeakValueDictionary[int, gym.Env] = weakref.WeakValueDictionary()  # by functions, each under its id
+_made: weakref.WeakValueDictionary[int, gym.Env | VectorEnv] = (
+    weakref.WeakValueDictionary()
+)  # by functions, each under its id
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,14 @@ class EnvFactory:
         """A new environment with all wrappers."""
         env = self._make(training)
         return env if self.watchdog is None else self.watchdog.wrap(env, training=training)
+
+    def vector(self, first: gym.Env, backend: str) -> VectorEnv | None:
+        """The VectorEnv to train in, if the source makes or is one, and ``first`` is one of its environments."""
+        if not any(isinstance(layer, OneOfVector) for layer in layers(first)):
+            return None
+        made: Any = self.source if isinstance(self.source, VectorEnv) else _made_by(self.source)
+        check_vector(made, first, self.name, parse_env_kwargs(self.env_kwargs, training=True)[0], backend)
+        return made  # type: ignore[no-any-return]
 
     def make_changed(self, env_kwargs: dict[str, Any]) -> gym.Env:
         """A new training environment in which some arguments differ."""
@@ -126,7 +138,10 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any], re
         return _from_id(source, limit, _arguments(source, options, kwargs, render))
     if kwargs:
         raise ConfigError([((name,), "belongs to gym.make, but the environment was given as it is") for name in kwargs])
-    env = copy_env(source, render=render) if isinstance(source, gym.Env) else _from_function(source)
+    if isinstance(source, VectorEnv):
+        env: gym.Env = another_one(source) or one_of(source, source)
+    else:
+        env = copy_env(source, render=render) if isinstance(source, gym.Env) else _from_function(source)
     if limit is None:
         return env
     own = time_limit_of(env)
@@ -156,8 +171,22 @@ def _from_function(make: Any) -> gym.Env:
         raise ValueError(
             f"an environment is an id, a gymnasium.Env or a function that makes one, got {type(make).__name__}"
         )
+    known = another_one(make)
+    if known is not None:
+        return known
+    env = _made_by(make)
+    if not isinstance(env, VectorEnv):
+        return env
+    try:
+        return one_of(env, make)
+    finally:
+        env.close()
+
+
+def _made_by(make: Any) -> gym.Env | VectorEnv:
+    """A new environment, or a new VectorEnv."""
     env = make()
-    if not isinstance(env, gym.Env):
+    if not isinstance(env, gym.Env | VectorEnv):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
     base = env.unwrapped
     if _made.get(id(base)) is base:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,10 @@ import gymnasium as gym
 
 from rl_training.base.errors import reason
 from rl_training.base.modules import directories_added, look_in
-from rl_training.base.saved import Saved
-from rl_training.envs.checks import EnvironmentFailure
-from rl_training.envs.endings import only
 from rl_training.envs.factory import EnvFactory
-from rl_training.envs.incidents import History
-from rl_training.envs.replay import changed_arguments, episode_seed, replayable
+from rl_training.envs.hosted import HostedEnvs, LostWorker, Outcome, registered
 
-__all__ = ["RemoteEnv", "connect"]
+__all__ = ["RayLink", "RayMaker", "connect"]
 
 
 def connect(address: str | None = None) -> Any:
@@ -55,113 +51,70 @@ def _reachable(address: str) -> None:
         raise ValueError(f"no Ray cluster at {address}: {error.strerror or error}") from None
 
 
-class _Host:
-    """The actor's side: one environment, stepped on request."""
+class RayMaker:
+    """Makes Ray actors for environments of a run."""
+
+    KIND = "Ray worker"
+
+    def __init__(self, factory: EnvFactory, seed: int, info: Sequence[str]) -> None:
+        self.ray = connect()
+        self._limit = None if factory.watchdog is None else factory.watchdog.seconds
+        self._arguments = (replace(factory, watchdog=None), seed, tuple(info), directories_added(), registered(factory))
+
+    def launch(self, indices: Sequence[int]) -> RayLink:
+        actor = self.ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Actor)
+        return RayLink(self.ray, actor.remote(list(indices), *self._arguments), self._limit)
+
+
+class _Actor:
+    """The actor's side."""
 
     def __init__(
-        self, factory: EnvFactory, seed: int, index: int, info: Sequence[str], modules: Sequence[str] = ()
+        self,
+        indices: Sequence[int],
+        factory: EnvFactory,
+        seed: int,
+        info: Sequence[str],
+        modules: Sequence[str],
+        specs: Mapping[str, Any],
     ) -> None:
         look_in(modules)
-        self._info = info  # the entries of infos that are read, beside success
-        make = factory.make_changed
-        self._slot = replayable(factory.make(training=True), seed=seed, index=index, make=make)
+        for name, spec in specs.items():
+            gym.registry.setdefault(name, spec)
+        self._hosted = HostedEnvs(factory, seed, indices, info)
 
-    def begin(self) -> Any:
-        return self._slot.begin()
-
-    def change(self, env_kwargs: dict[str, Any]) -> None:
-        self._slot.change(env_kwargs)
-
-    def step(self, action: Any) -> Any:
-        result = self._slot.step(action)
-        self._slot.actions.append(action)
-        whole = isinstance(result, tuple) and len(result) == 5
-        # the rest of info stays here; what is wrong is for the collector to refuse
-        return (*result[:4], only(result[4], self._info)) if whole else result
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._slot.state_dict()
-
-    def rebuild(self, state: dict[str, Any]) -> tuple[Any, float, int]:
-        self._slot.load_state_dict(state)
-        return self._slot.replay(state["actions"])
-
-    def close(self) -> None:
-        self._slot.env.close()
+    def serve(self, name: str, arguments: dict[int, Any]) -> dict[int, Outcome]:
+        return {place: outcome.packed() for place, outcome in self._hosted.serve(name, arguments).items()}
 
 
-class RemoteEnv:
-    """As a ReplayableEnv, but ``send`` starts a step or an episode that ``step`` or ``begin`` then waits for."""
+class RayLink:
+    """The run's end of the connection to one actor."""
 
-    def __init__(self, factory: EnvFactory, *, seed: int, index: int, info: Sequence[str] = ()) -> None:
-        """``info``: entries of infos that are sent back, beside those that report success."""
-        if isinstance(factory.source, gym.Env):
-            raise ValueError(f"{factory.name} was given as an object; for Ray's workers, pass a function that makes it")
-        self._limit = None if factory.watchdog is None else factory.watchdog.seconds
-        factory = replace(factory, watchdog=None)
-        self._ray = connect()
-        actor = self._ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Host)
-        self._host = actor.remote(factory, seed, index, tuple(info), directories_added())
-        self._pending: Any = None
-        self.env = self  # what is closed
-        self._key, self._episode = (seed, index), -1
-        self._started = False  # the first answer takes as long as a worker takes to start
-        self._seeded = not factory.name.startswith("ALE/")  # whose games begin with a seed only once
-        self.env_kwargs: dict[str, Any] = {}  # arguments that were changed before this episode
-        self.actions: list[Any] = []  # of the episode, for reports; those that are saved are the host's
+    def __init__(self, ray: Any, actor: Any, limit: float | None) -> None:
+        self._ray, self._actor, self._limit = ray, actor, limit
+        self._answer: Any = None
+        self._count, self._started = 0, False  # the first answer takes as long as an actor takes to start
 
-    def change(self, env_kwargs: dict[str, Any]) -> None:
-        if env_kwargs != self.env_kwargs:
-            self._got(self._host.change.remote(env_kwargs))
-            self.env_kwargs = dict(env_kwargs)
+    def send(self, name: str, arguments: Mapping[int, Any]) -> None:
+        self._count, self._place = len(arguments), min(arguments, default=0)
+        self._answer = self._actor.serve.remote(name, dict(arguments))
 
-    def send(self, action: Any = None) -> None:
-        if action is None:
-            self._episode, self.actions = self._episode + 1, []
-        self._pending = self._host.begin.remote() if action is None else self._host.step.remote(action)
-
-    def step(self, action: Any) -> Any:
-        return self._received(self._limit)
-
-    def begin(self) -> Any:
-        if self._pending is None:
-            self.send()
-        return self._received(self._limit)
-
-    def history(self) -> History:
-        """What led to where the episode is, as it was sent: a worker that hangs cannot be asked."""
-        seed = episode_seed(*self._key, self._episode)
-        return {"episode": self._episode, "seed": seed, "actions": list(self.actions), "exact": self._seeded}
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._got(self._host.state_dict.remote())
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._episode, actions = state["episode"], state["actions"]
-        self.env_kwargs = changed_arguments(Saved(state, (), state))
-        self.actions = [] if actions is None else list(actions.numpy())
-        self._pending = self._host.rebuild.remote(state)
-
-    def replay(self, actions: Any) -> Any:
-        return self._received()
-
-    def _received(self, limit: float | None = None) -> Any:
-        pending, self._pending = self._pending, None
-        result = self._got(pending, limit if self._started else None)
-        self._started = True
-        return result
-
-    def _got(self, reference: Any, limit: float | None = None) -> Any:
+    def receive(self) -> dict[int, Outcome]:
+        limit = self._limit * self._count if self._limit is not None and self._started else None
         try:
-            return self._ray.get(reference, timeout=limit)
+            sent: dict[int, Outcome] = self._ray.get(self._answer, timeout=limit)
         except self._ray.exceptions.GetTimeoutError:
-            raise EnvironmentFailure(f"its Ray worker has not answered for {limit:g} seconds") from None
+            raise LostWorker(f"has not answered for {limit:g} seconds", self._place) from None
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayActorError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise RuntimeError(f"its Ray worker is gone: {lines[-1] if lines else reason(error)}") from None
+            raise LostWorker(f"is gone ({lines[-1] if lines else reason(error)})", self._place) from None
+        self._started = True
+        return {place: outcome.unpacked() for place, outcome in sent.items()}
 
-    def close(self) -> None:
-        self._ray.kill(self._host)
+    def end(self, *, kill: bool = False) -> None:
+        self._ray.kill(self._actor)
+
+    def wait(self) -> None:
+        """An actor is gone when it is killed."""

@@ -22,7 +22,16 @@ from rl_training.envs.emulator import restore_emulator
 from rl_training.envs.incidents import History
 from rl_training.envs.wrappers import layers
 
-__all__ = ["Make", "ReplayableAtari", "ReplayableEnv", "changed_arguments", "episode_seed", "replayable"]
+__all__ = [
+    "Make",
+    "ReplayableAtari",
+    "ReplayableEnv",
+    "changed_arguments",
+    "episode_seed",
+    "played_actions",
+    "replayable",
+    "saved_actions",
+]
 
 
 Make = Callable[[dict[str, Any]], gym.Env]
@@ -71,9 +80,8 @@ class ReplayableEnv:
         return {"episode": self.episode, "seed": seed, "actions": list(self.actions), "exact": True, **changed}
 
     def state_dict(self) -> dict[str, Any]:
-        actions = torch.from_numpy(np.asarray(self.actions)) if self.actions else None
         changed = {"env_kwargs": self.env_kwargs} if self.env_kwargs else {}
-        return {"episode": self.episode, "actions": actions, **changed}
+        return {"episode": self.episode, "actions": saved_actions(self.actions), **changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to the start of the saved episode; ``replay`` goes on from there."""
@@ -87,14 +95,13 @@ class ReplayableEnv:
     def replay(self, actions: Any) -> tuple[Any, float, int]:
         """Reset and repeat the saved actions: the observation they lead to, and the rewards and steps on the way."""
         obs, total = self._reset(), 0.0
-        rows = np.zeros((0, 1)) if actions is None else actions.numpy()
-        self.actions = rows.tolist() if rows.ndim == 1 else list(rows)  # Discrete: plain numbers, as in ``step``
+        self.actions = played_actions(actions)
         ended = False
         for action in self.actions:
             if ended:
                 raise ValueError("its episode ended sooner than it did before")
             obs, reward, terminated, truncated, *_ = self.step(action)
-            total, ended = total + float(reward), bool(terminated or truncated)
+            total, ended = total + float(np.asarray(reward).item()), bool(terminated or truncated)
         return obs, total, len(self.actions)
 
 
@@ -173,6 +180,18 @@ def changed_arguments(saved: Saved) -> dict[str, Any]:
         raise StateError("is no mapping", "env_kwargs")
     require_trusted("the checkpoint", "", changed)
     return dict(changed)
+
+
+def saved_actions(actions: list[Any]) -> torch.Tensor | None:
+    """The actions of an unfinished episode (T, ...) as they are saved."""
+    return torch.from_numpy(np.asarray(actions)) if actions else None
+
+
+def played_actions(saved: Any) -> list[Any]:
+    """Saved actions (T, ...) as they were given to ``step``: those of Discrete as plain numbers."""
+    rows = np.zeros((0, 1)) if saved is None else saved.numpy()
+    played: list[Any] = rows.tolist() if rows.ndim == 1 else list(rows)
+    return played
 
 
 def require_actions(actions: Any, space: gym.Space[Any]) -> None:

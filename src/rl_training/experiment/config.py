@@ -25,7 +25,7 @@ class TrainConfig(Options):
     CHANGEABLE: ClassVar[tuple[str, ...]] = (
         *("total_timesteps", "eval_episodes", "log_interval", "checkpoint_interval", "checkpoint_minutes"),
         *("keep_checkpoints", "record_video", "loggers", "wandb_project", "mlflow_experiment"),
-        *("tags", "progress", "env_limit_seconds"),
+        *("tags", "progress", "env_limit_seconds", "execution_backend", "env_workers"),
     )
 
     algo: str = Field(description="registry name of the algorithm, e.g. ppo")
@@ -37,9 +37,11 @@ class TrainConfig(Options):
     output_dir: Annotated[Path, Strict(False)] = opt(Path("runs"), "run directories are made in here")
     device: str = opt("auto", "auto, cpu, cuda or cuda:N")
     num_envs: int = opt(1, "environments stepped together", ge=1)
-    execution_backend: Literal["local", "ray"] = opt(
-        "local", "where training environments run: in this process, or in Ray actors (RAY_ADDRESS names the cluster)"
+    execution_backend: Literal["local", "process", "ray"] = opt(
+        "local", "where training environments run: this process, worker processes, or Ray actors (of RAY_ADDRESS)"
     )
+    env_workers: int | None = opt(None, "workers that step the environments; null: as many as processors", ge=1)
+    async_collection: bool = opt(False, "learn while the workers step, one step late; off-policy, without a model")
     env_limit_seconds: float | None = opt(
         None, "seconds that a step or a reset of an environment may take before the run fails; null: any time", gt=0
     )

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
+from rl_training.base.devices import processors
 from rl_training.base.options import ConfigError
 from rl_training.base.saved import Saved
 from rl_training.experiment.config import THREAD_LIMIT, TrainConfig
 from rl_training.models.cnn import Convolutions
 from rl_training.optim.compiled import cannot_compile, lacking
 
-__all__ = ["Engine", "keep_freed_memory", "processors", "resolve_device", "set_precision"]
+__all__ = ["Engine", "keep_freed_memory", "resolve_device", "set_precision"]
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4  # that a run chooses itself
@@ -163,11 +164,6 @@ def _useful_threads(learner: Learner) -> int:
     widest = max((w.shape[-1] * w.shape[-2] for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2), default=0)
     convolutional = any(isinstance(w, torch.Tensor) and w.ndim == 4 for w in weights)
     return min(processors(), MOST_THREADS) if widest >= WIDE or convolutional else 1
-
-
-def processors() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _environment_cap() -> int | None:

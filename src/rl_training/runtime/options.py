@@ -56,6 +56,7 @@ class AlgorithmOptions(Options):
         *("discriminator_hidden_sizes", "discriminator_head_hidden_sizes", "discriminator_features_dim"),
         "normalize_discriminator",
     )
+    ASYNC: ClassVar[bool] = False  # whether an algorithm can learn while its environments step
     OWN_ACTIVATION: ClassVar[str] = "relu"  # of hidden layers for vectors, unless an option says otherwise
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("eval_interval", "early_stopping", "max_updates", "max_epochs")
 

@@ -68,9 +68,10 @@ class Run(Counters):
 
     def collector(self, **options: Any) -> Collector:
         """The run's environments."""
-        remote = self.config.execution_backend == "ray"
-        options |= {"log_info": self.config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
-        self._collector = Collector(self.factory, self.config.num_envs, self.config.seed, remote=remote, **options)
+        config = self.config
+        options |= {"log_info": config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
+        options |= {"backend": config.execution_backend, "workers": config.env_workers}
+        self._collector = Collector(self.factory, config.num_envs, config.seed, **options)
         return self._collector
 
     def _episode_ended(self, episode: Episode) -> None:

@@ -203,6 +203,9 @@ class AlgorithmSpec:
         for name in ("init_parts", "init_optimizer", "init_replay"):
             if getattr(config, name) and config.init_from is None:
                 raise ConfigError([((name,), "does nothing without init_from")])
+        if config.async_collection and not self.config.ASYNC:
+            problem = f"{self.name} waits for every step; only off-policy algorithms without a model learn meanwhile"
+            raise ConfigError([(("async_collection",), problem)])
         Loggers.check(config, loggers)
         watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)

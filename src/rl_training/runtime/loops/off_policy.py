@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -60,6 +61,7 @@ class ReplayOptions(AlgorithmOptions):
 class OffPolicyOptions(ReplayOptions):
     """How often to learn from what is stored."""
 
+    ASYNC: ClassVar[bool] = True
     gradient_updates_per_step: int = opt(1, "updates each time", ge=1)
     normalize_observations: bool = opt(False, "scale observations by their running mean and deviation")
     hindsight: Strategy | None = opt(
@@ -154,6 +156,7 @@ class OffPolicyLoop(OnlineLoop):
         self.stepped = False  # a step has been taken, and its learning is not done yet
         self._source: Source = self.replay
         self._starts: int = max(cfg.learning_starts, cfg.batch_size)
+        self._late = run.config.async_collection
         self._repeats, self._rows = cfg.gradient_updates_per_step, cfg.batch_size
 
     @property
@@ -167,21 +170,21 @@ class OffPolicyLoop(OnlineLoop):
     def first_update_step(self) -> int:
         n, every = self._run.config.num_envs, int(self._cfg.train_frequency)
         start = max(1, -(-self._starts // n)) * n  # steps come n at a time
-        return start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
+        first = start if crossings(start - n, start, every) else -(-(start // every + 1) * every // n) * n
+        return first + n * self._run.config.async_collection  # made while the next step is being taken
 
     def __iter__(self) -> Iterator[None]:
-        run, cfg, n = self._run, self._cfg, self._run.config.num_envs
         while True:
             if not self.stepped:
                 self.step()
-            if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
-                yield from self.prepare()
-                self.learn(crossings(run.step - n, run.step, cfg.train_frequency))
+            if not self._late:
+                yield from self.updates()
             self.stepped = False
             yield
 
     def step(self) -> None:
-        """One step of every environment, stored."""
+        """One step of every environment, stored; with asynchronous collection, the updates of the step before it are
+        made meanwhile. Wherever the loop yields, no step is under way."""
         run, envs, agent, carry = self._run, self.collector, self.agent, self.carry
         rng, n = self.exploration.generator, run.config.num_envs
         run.apply_schedules(agent)
@@ -191,7 +194,11 @@ class OffPolicyLoop(OnlineLoop):
             actions = run.spaces.random_actions(rng, n)
         else:
             actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
-        step = envs.step(actions)
+        envs.send(actions)
+        if self._late:
+            actions = actions.copy()  # the agent's own, which it may use again
+            deque(self.updates(), maxlen=0)  # no work of theirs pauses
+        step = envs.receive()
         self.replay.add(
             obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
             dones=step.terminated, truncations=step.truncated,
@@ -201,6 +208,13 @@ class OffPolicyLoop(OnlineLoop):
         run.step += n
         run.collected(envs, n)
         self.stepped = True
+
+    def updates(self) -> Iterator[None]:
+        """The updates of the last step."""
+        run, n = self._run, self._run.config.num_envs
+        if run.step >= self._starts and len(self.replay):  # returns over many steps may not be complete yet
+            yield from self.prepare()
+            self.learn(crossings(run.step - n, run.step, self._cfg.train_frequency))
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.replay.cut(lost, obs)
