@@ -58,7 +58,8 @@ class PartsEncoder(nn.Module):
 
     def forward(self, x: torch.Tensor | Taken) -> torch.Tensor:
         vectors, *images = take_apart(x, self.parts) if isinstance(x, torch.Tensor) else x
-        return torch.cat([vectors, *(encoder(image) for encoder, image in zip(self.images, images))], 1)
+        joined = [vectors] if self.parts.vector_size else []
+        return torch.cat([*joined, *(encoder(image) for encoder, image in zip(self.images, images))], 1)
 
 
 class PartsNormalizer(ObservationNormalizer):
