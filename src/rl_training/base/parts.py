@@ -68,7 +68,8 @@ class Parts:
             spans.append((start, stop))
             start = stop
         self.spans = tuple(spans)
-        self.width = -(-start // self._each) * self._each  # whole floats, so that a batch of rows can be viewed as such
+        whole = self._each if self.floats else 1  # so that a batch of rows can be viewed as floats
+        self.width = -(-start // whole) * whole
         self._writers = [_WRITERS[part.source] for part in self.all]
 
     def __eq__(self, other: object) -> bool:

@@ -102,6 +102,10 @@ class Spaces:
             "action_kind": self.action_kind, "choices": list(self.choices), "env_shape": list(self.env_shape), **arrays,
         }  # fmt: skip
 
+    def recorded(self) -> dict[str, Any]:
+        """What a dataset's metadata say of observations that are rows of parts; nothing of others."""
+        return {"parts": self.parts.facts()} if self.mixed and self.parts is not None else {}
+
     @classmethod
     def of_facts(cls, facts: Any) -> Spaces:
         """The spaces that ``facts`` came from; whatever else a file holds is refused (StateError)."""
