@@ -209,7 +209,10 @@ BOX = gym.spaces.Box
     [
         (BOX(0, 255, (4, 84, 84, 3), np.uint8), r"4 dimensions"),
         (BOX(0, 255, (90, 84, 27), np.uint8), r"which axis.*channels"),
-        (gym.spaces.Dict({"a": gym.spaces.Dict({"eye": BOX(0, 1, (2, 3, 4, 5), np.float32)})}), r"'a.eye'.*4 dimensions"),
+        (
+            gym.spaces.Dict({"a": gym.spaces.Dict({"eye": BOX(0, 1, (2, 3, 4, 5), np.float32)})}),
+            r"'a.eye'.*4 dimensions",
+        ),
     ],
 )
 def test_what_needs_convolutions_that_do_not_exist_is_not_flattened(space, message):

@@ -161,14 +161,16 @@ def test_where_the_channels_of_an_image_are(shape, last):
 
 def test_an_unclear_image_is_refused_until_an_option_says_where_its_channels_are():
     space = Box(0, 255, (160, 120, 30), np.uint8)
-    with pytest.raises(ValueError, match=r"\(160, 120, 30\): it is not clear which axis.*parts.channels: first or last"):
+    with pytest.raises(
+        ValueError, match=r"\(160, 120, 30\): it is not clear which axis.*parts.channels: first or last"
+    ):
         made(space)
     for channels, shape in (("first", (160, 120, 30)), ("last", (30, 160, 120))):
         env, spaces = made(space, channels=channels)
         assert spaces.obs_kind == "image" and spaces.obs_shape == shape
         observation = env.reset(seed=0)[0]
         assert observation.shape == spaces.given_shape
-        assert np.array_equal(spaces.encode(observation), observation if channels == "first" else observation)
+        assert np.array_equal(spaces.encode(observation), observation)
     values = env.unwrapped._obs()  # of t = 0, as at the reset
     assert np.array_equal(observation, values.transpose(2, 0, 1))
     assert made(Box(0, 255, (84, 84, 3), np.uint8), channels="first")[1].obs_shape == (3, 84, 84)  # there is no doubt
@@ -196,7 +198,10 @@ def test_what_a_space_is_seen_as(space, kind, shape):
 def test_truth_values_become_black_and_white():
     collector = Collector(EnvFactory(lambda: Sampled(Box(0, 1, (10, 10, 4), np.bool_)), {}), 1, seed=0)
     expected = Sampled(Box(0, 1, (10, 10, 4), np.bool_))._obs().transpose(2, 0, 1)
-    assert np.array_equal(collector.obs[0], 255 * expected.astype(np.uint8)) and set(np.unique(collector.obs)) == {0, 255}
+    assert np.array_equal(collector.obs[0], 255 * expected.astype(np.uint8)) and set(np.unique(collector.obs)) == {
+        0,
+        255,
+    }
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,9 @@ MINIGRID = Dict({"direction": Discrete(4), "image": Box(0, 255, (7, 7, 3), np.ui
 
 @pytest.mark.parametrize("odd", [Text(3), Sequence(Discrete(2)), Graph(Box(0, 1, (2,)), Discrete(2))])
 def test_what_no_network_sees_is_refused_with_the_option_that_leaves_it_out(odd):
-    with pytest.raises(ValueError, match=rf"part 'in.odd' of the observation is {type(odd).__name__}.*drop: \[in.odd\]"):
+    with pytest.raises(
+        ValueError, match=rf"part 'in.odd' of the observation is {type(odd).__name__}.*drop: \[in.odd\]"
+    ):
         made(Dict({"in": Dict({"odd": odd, "n": Discrete(2)})}))
     with pytest.raises(ValueError, match=rf"the observation is {type(odd).__name__}, which no network here can see$"):
         made(odd)
@@ -261,9 +268,9 @@ def test_what_cannot_be_seen_is_refused_in_one_line(space, options, message):
 
 
 def test_mistakes_in_the_option_are_named():
-    with pytest.raises(ConfigError, match="wrappers.parts.drops: unknown option"):
+    with pytest.raises(ConfigError, match=r"wrappers\.parts\.drops: unknown option"):
         made(MINIGRID, drops=["mission"])
-    with pytest.raises(ConfigError, match="wrappers.parts.channels"):
+    with pytest.raises(ConfigError, match=r"wrappers\.parts\.channels"):
         made(MINIGRID, channels="middle")
 
 
@@ -346,7 +353,9 @@ def test_a_file_with_other_parts_is_refused(changes):
 
 
 def test_parts_of_a_file_have_to_make_the_observations_of_its_shape():
-    env = SimpleNamespace(observation_space=made(MINIGRID, drop=["mission"])[0].observation_space, action_space=Discrete(2))
+    env = SimpleNamespace(
+        observation_space=made(MINIGRID, drop=["mission"])[0].observation_space, action_space=Discrete(2)
+    )
     good = Spaces.of(env).facts()
     assert Spaces.of_facts(good).mixed
     for wrong in ({"obs_shape": [99]}, {"parts": []}, {"parts": facts() * 2}, {"parts": "all"}):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
+from compiling import compiles
 from rl_training import DQN, GAIL, IQN, PPO
-from rl_training.api import algorithms
 from rl_training.artifacts import export
 from rl_training.artifacts.collection import export_replay
 from rl_training.artifacts.inputs import drawn_rows
@@ -17,8 +17,8 @@ from rl_training.artifacts.video import record_checkpoint
 from rl_training.base.options import ConfigError
 from rl_training.data.dataset_files import read_npz, write_minari, write_npz
 from rl_training.data.errors import DatasetError
-from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.layouts import FrameLayout
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.film import Film
@@ -29,7 +29,6 @@ from rl_training.runtime.experience import collect
 from rl_training.runtime.workflows import resume_training
 from rl_training.serving.schema import observation_schema
 from rl_training.serving.served import load_served
-from compiling import compiles
 from toys import Sampled, Signs, StopAt, same_end
 
 FEW = {"eval_interval": 0, "total_timesteps": 96}
@@ -104,7 +103,7 @@ def test_images_of_floats_alone_are_not_normalised(tiny):
     agent = PPO(tiny("ppo", **FEW), env=floats)
     agent.learn()
     assert agent.agent.normalizer is None
-    with pytest.raises(ConfigError, match="normalize_observations.*images are scaled by their range"):
+    with pytest.raises(ConfigError, match=r"normalize_observations.*images are scaled by their range"):
         PPO(tiny("ppo", **FEW, normalize_observations=True), env=floats).learn()
 
 
@@ -149,7 +148,9 @@ def test_a_sample_of_replay_is_what_a_plain_list_holds(num_envs):
     drawn = replay.sample(16)
     known = {(obs.tobytes(), then.tobytes()) for obs, then in kept}
     assert {(o.tobytes(), n.tobytes()) for o, n in zip(drawn["obs"].numpy(), drawn["next_obs"].numpy())} <= known
-    assert all(torch.isfinite(part).all() for part in take_apart(drawn["obs"], spaces.parts) if part.dtype.is_floating_point)
+    assert all(
+        torch.isfinite(part).all() for part in take_apart(drawn["obs"], spaces.parts) if part.dtype.is_floating_point
+    )
 
 
 def test_an_observation_is_stored_once():
@@ -158,7 +159,9 @@ def test_an_observation_is_stored_once():
     replay = ReplayBuffer(100, spaces.obs_shape, obs_dtype=np.uint8)
     for _ in range(70):
         step = collector.step(np.zeros(1, np.int64))
-        replay.add(obs=step.obs, actions=np.zeros(1), rewards=step.rewards, next_obs=step.next_obs, dones=step.terminated)
+        replay.add(
+            obs=step.obs, actions=np.zeros(1), rewards=step.rewards, next_obs=step.next_obs, dones=step.terminated
+        )
     assert isinstance(replay._layout, FrameLayout)
     assert replay._layout.frames.count == 70 + 10  # and one more for each of ten episodes
 
@@ -339,7 +342,7 @@ def test_compiled_updates_learn_what_eager_ones_learn(tiny):
     for _ in range(2):
         torch.manual_seed(0)
         learners.append(spec.build(spec.options(config), spec.blueprint(config, factory, None, "cpu")))
-    eager, compiled = learners
+    compiled = learners[1]
     compiled.use_compiled()
     step = Collector(factory, 8, seed=0).step(np.zeros(8, np.int64))
     batch = {"obs": torch.from_numpy(step.obs.copy()), "next_obs": torch.from_numpy(step.next_obs.copy())}

@@ -194,7 +194,9 @@ def export_policy(
         run = {"onnx": _run_onnx, "torch": _run_torch}[format](partial, policy.inputs)
         ties, difference = compare_with_agent(agent, spaces, policy, run, obs, carry)
         os.replace(partial, output)
-    return Exported(output, format, len(obs), ties, difference, _program(output, format, facts, policy.inputs.columns(obs[:1])))
+    return Exported(
+        output, format, len(obs), ties, difference, _program(output, format, facts, policy.inputs.columns(obs[:1]))
+    )
 
 
 def compare_with_agent(
@@ -370,8 +372,7 @@ def _program(path: Path, format: str, facts: dict[str, Any], columns: tuple[np.n
     torch_too, library = format == "torch", "torch" if format == "torch" else "np"
     words = [name if name.isidentifier() and not iskeyword(name) else f"obs_{i}" for i, name in enumerate(names)]
     arrays = [
-        f"{word} = {library}.zeros({column.shape}, {_kind(column, torch_too)})"
-        for word, column in zip(words, columns)
+        f"{word} = {library}.zeros({column.shape}, {_kind(column, torch_too)})" for word, column in zip(words, columns)
     ]
     as_given = f"# a batch of observations of {facts['env_id']}"
     if facts["env_kwargs"].get("wrappers"):

@@ -267,12 +267,14 @@ _WRITERS: dict[str, Callable[[Part, np.ndarray, Any], None]] = {
 def _given(part: Part, column: np.ndarray) -> np.ndarray:
     """A part of rows, (N, size), as the environment gives it."""
     n = len(column)
+    given: np.ndarray
     if part.source == "discrete":
-        return column.argmax(-1) + part.first[0]
+        given = column.argmax(-1) + part.first[0]
+        return given
     if part.source == "multi_discrete":
         pieces = np.split(column, np.cumsum(part.choices)[:-1], axis=-1)
-        indices = np.stack([piece.argmax(-1) for piece in pieces], -1) + np.array(part.first)
-        return indices.reshape(n, *part.given)
+        given = np.stack([piece.argmax(-1) for piece in pieces], -1) + np.array(part.first)
+        return given.reshape(n, *part.given)
     if part.kind == "image":
         column = column.reshape(n, *part.shape)
         column = np.moveaxis(column, 1, -1) if part.channels_last else column
@@ -289,11 +291,12 @@ def _part(fact: Any) -> Part:
     known = kind in KINDS and dtype in ("float32", "uint8") and source in SOURCES
     if not isinstance(name, str) or not keys or not known:
         raise StateError("is no part of an observation")
-    counts = {field: tuple(saved.counts(field, most=WIDEST_ROW)) for field in ("shape", "given", "choices")}
+    names = ("shape", "given", "choices")
+    counts: dict[str, Any] = {field: tuple(saved.counts(field, most=WIDEST_ROW)) for field in names}
     first = tuple(saved.items("first"))
     if any(type(number) is not int or abs(number) > LARGEST // 2 for number in first):
         raise StateError("holds more than whole numbers", "first")
-    flags = {field: saved.flag(field) for field in ("channels_last", "boolean")}
+    flags: dict[str, Any] = {field: saved.flag(field) for field in ("channels_last", "boolean")}
     part = Part(
         name, path, kind, dtype=dtype, source=source, first=first, divisor=saved.number("divisor"), **counts, **flags
     )

@@ -51,8 +51,8 @@ def _require_parts(data: TransitionDataset, spaces: Spaces, where: str) -> None:
     assert spaces.parts is not None
     if data.meta.get("parts") != spaces.parts.facts():
         raise DatasetError(
-            f"{where}: observations that mix images and vectors ({spaces.parts.describe()}) are read only from what this "
-            "package recorded in the same environment"
+            f"{where}: observations that mix images and vectors ({spaces.parts.describe()}) are read only from what "
+            "this package recorded in the same environment"
         )
     for column in (data.obs, data.next_obs):
         rows = column.numpy()

@@ -99,8 +99,8 @@ def _part(name: str, path: tuple[str | int, ...], space: Any, options: PartsOpti
         return Part(name, path, "vector", (n,), source="discrete", choices=(n,), first=(first,))
     if isinstance(space, gym.spaces.MultiDiscrete):
         choices, starts = (tuple(map(int, np.ravel(values))) for values in (space.nvec, space.start))
-        shape, given = (sum(choices),), tuple(space.shape)
-        return Part(name, path, "vector", shape, source="multi_discrete", given=given, choices=choices, first=starts)
+        many: dict[str, Any] = {"source": "multi_discrete", "given": tuple(space.shape), "choices": choices}
+        return Part(name, path, "vector", (sum(choices),), first=starts, **many)
     if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary) or space.dtype is None:
         leave = f": leave it out by env_kwargs.wrappers.parts.drop: [{name}]" if composite else ""
         raise ValueError(f"{which} is {type(space).__name__}, which no network here can see{leave}")
@@ -108,13 +108,13 @@ def _part(name: str, path: tuple[str | int, ...], space: Any, options: PartsOpti
         return _image(name, path, space, options, which)
     if isinstance(space, gym.spaces.Box) and len(space.shape) == 2 and _within(name, options.images):
         return _image(name, path, space, options, which)
-    shape = tuple(space.shape)
-    if len(shape) > 2 and isinstance(space, gym.spaces.Box) and not _within(name, options.flatten):
+    given = tuple(space.shape)
+    if len(given) > 2 and isinstance(space, gym.spaces.Box) and not _within(name, options.flatten):
         raise ValueError(
-            f"{which} has {len(shape)} dimensions {shape}, and images have at most three: channels and two sides; "
+            f"{which} has {len(given)} dimensions {given}, and images have at most three: channels and two sides; "
             f"env_kwargs.wrappers.parts.flatten: [{name}] makes a vector of it"
         )
-    return Part(name, path, "vector", (int(np.prod(shape)),), given=shape)
+    return Part(name, path, "vector", (int(np.prod(given)),), given=given)
 
 
 def _looks_like_image(space: gym.spaces.Box, options: PartsOptions) -> bool:

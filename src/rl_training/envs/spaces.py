@@ -206,7 +206,9 @@ class Spaces:
             return
         names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
         needs = f"{' or '.join(obs)} observations and {' or '.join(names[a] for a in actions)} actions"
-        advice = "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
+        advice = (
+            "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
+        )
         raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}{advice}")
 
     def encode(self, obs: Any) -> np.ndarray:

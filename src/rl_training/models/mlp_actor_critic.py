@@ -1,4 +1,4 @@
-"""Actor and critic for on-policy learning: two equal towers for vectors, one shared trunk for images and mixed parts."""
+"""Actor and critic for on-policy learning: two equal towers for vectors, one shared trunk for images and parts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class MLPActorCritic(nn.Module):
     """Policy and value from one pass.
 
     For vectors, policy and value network do not share weights but have the same shape, so both towers run as one
-    batched product. For images and rows of several parts, they share the trunk. ``head`` is the action distribution: Categorical
-    over ``action_dim`` by default, a Gaussian with a state-independent deviation with ``continuous=True``.
+    batched product. For images and rows of several parts, they share the trunk. ``head`` is the action distribution:
+    Categorical over ``action_dim`` by default, a Gaussian with a state-independent deviation with ``continuous=True``.
     """
 
     # replaced by numpy in acting

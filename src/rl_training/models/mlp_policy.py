@@ -16,7 +16,8 @@ __all__ = ["MLPPolicy"]
 
 
 class MLPPolicy(nn.Module):
-    """Observations (vectors, images or rows of several parts) to the parameters (B, head.size) of ``head``'s distribution over actions."""
+    """Observations (vectors, images or rows of several parts) to the parameters (B, head.size) of ``head``'s
+    distribution over actions."""
 
     REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by numpy, in acting
 

@@ -32,7 +32,7 @@ def take_apart(rows: torch.Tensor, parts: Parts) -> Taken:
         if part.kind == "image":
             of_bytes = part.dtype == "uint8"
             image = rows[:, start:stop] if of_bytes else floats[:, start // each : stop // each]
-            taken.append(image.unflatten(1, part.shape))
+            taken.append(image.reshape(len(image), *part.shape))
     return tuple(taken)
 
 
@@ -92,7 +92,7 @@ class PartsNormalizer(ObservationNormalizer):
             with torch.no_grad():
                 normalised: np.ndarray = to_host(self(*arrays_to_device(self.mean.device, x)))[0]
                 return normalised
-        rows = np.ascontiguousarray(x).copy()
+        rows: np.ndarray = np.ascontiguousarray(x).copy()
         vectors = self._vectors(rows)
         vectors[...] = super().host(vectors)
         return rows

@@ -35,7 +35,8 @@ def encoder(
     linear: Callable[[int, int], nn.Module] = Linear,
 ) -> tuple[nn.Module, int, tuple[int, ...]]:
     """The layers before the last hidden one: the convolutions for images, the other hidden layers (at least one) for
-    vectors, the encoders of several parts; the number of features they give; and the widths that remain for the head."""
+    vectors, the encoders of several parts; the number of features they give; and the widths that remain for the
+    head."""
     if isinstance(seen, Parts):
         parts = PartsEncoder(seen)
         return parts, parts.width, hidden_sizes
