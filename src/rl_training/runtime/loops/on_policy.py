@@ -48,7 +48,7 @@ class OnPolicyOptions(AlgorithmOptions):
     gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
     target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
     normalize_observations: bool = opt(
-        False, "scale observations by their running mean and deviation; by task: true for vectors"
+        False, "scale observations by their running mean and deviation; by task: true for vectors, in a mix too"
     )
     normalize_rewards: bool = opt(
         False, "scale rewards by the running deviation of the discounted return; by task: true for vectors"
