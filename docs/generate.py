@@ -13,7 +13,7 @@ from pathlib import Path
 
 import option_types
 
-from rl_training.envs.options import AtariOptions, EnvOptions, PixelOptions, RewardOptions
+from rl_training.envs.options import AtariOptions, EnvOptions, PartsOptions, PixelOptions, RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import markdown_table
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
@@ -22,6 +22,7 @@ from rl_training.runtime.controls import EarlyStoppingConfig
 CONFIGS = {
     "run": TrainConfig,
     "env": EnvOptions,
+    "parts": PartsOptions,
     "pixels": PixelOptions,
     "atari": AtariOptions,
     "reward": RewardOptions,

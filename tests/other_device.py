@@ -39,7 +39,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.models.host import HostFunction
 from rl_training.runtime import spec as spec_module
 from rl_training.runtime.run import Run
-from toys import Counter, Pictures, tiny_config
+from toys import Counter, Pictures, Signs, tiny_config
 
 CPU = torch.device("cpu")
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # float32 after some updates, of which Adam's first divide by small numbers
@@ -101,6 +101,7 @@ GROUPS: dict[str, dict[str, Case]] = {
             "gail", {**ON_POLICY, "absorbing": True, "env_id": "Slope-v0", "label_smoothing": 0.1}, steps=32, more=16
         ),
         "gail, pictures": Case("gail", ON_POLICY, Pictures, steps=16, more=16),
+        "gail, parts": Case("gail", ON_POLICY, Signs, steps=16, more=16),
     },
     "values": {
         "dqn": Case("dqn", VALUES),
@@ -114,6 +115,7 @@ GROUPS: dict[str, dict[str, Case]] = {
         "dqn, pictures": Case("dqn", {**VALUES, "prioritized": True, "n_step": 2}, Pictures, exported=True),
         "qr_dqn": Case("qr_dqn", {**VALUES, "prioritized": True, "dueling": True, "noisy": True}),
         "iqn": Case("iqn", {**VALUES, "prioritized": True, "stratified": True, "n_step": 2}),
+        "dqn, parts": Case("dqn", {**VALUES, "normalize_observations": True}, Signs, exported=True),
         "iqn, pictures": Case("iqn", {**VALUES, "double": False, "noisy": True}, Pictures),
         "fqf": Case("fqf", {**VALUES, "prioritized": True, "noisy": True, "normalize_observations": True}),
         "fqf, pictures": Case("fqf", VALUES, Pictures),

@@ -118,11 +118,6 @@ def test_image_networks_take_uint8_pictures():
     assert network(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape == (2, 6)
 
 
-def test_small_images_are_refused_with_their_size():
-    with pytest.raises(ValueError, match="at least 36 x 36 pixels, got 20 x 20"):
-        MLPQNetwork(obs_shape=(1, 20, 20), action_dim=2)
-
-
 def test_the_target_network_copies_buffers_too():
     network = Table([[0.0], [0.0]])
     network.register_buffer("seen", torch.zeros(2))

@@ -296,3 +296,45 @@ class Reaching(gym.Env):
 
 
 gym.register("Reaching-v0", entry_point=Reaching, max_episode_steps=100)
+
+
+class Signs(gym.Env):
+    """Episodes of a few steps that pay 1 for telling whether the side of an image that is bright agrees with the sign of
+    a number: neither says anything alone."""
+
+    observation_space = gym.spaces.Dict(
+        {"eye": gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "sign": gym.spaces.Box(-1, 1, (1,), np.float32)}
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, limit: int = 4) -> None:
+        self.limit, self.t = limit, 0
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        self.right, self.positive = map(bool, self.np_random.integers(2, size=2))
+        eye = np.zeros((7, 7, 3), np.uint8)
+        eye[:, 4:] = 255 * self.right
+        eye[:, :3] = 255 * (not self.right)
+        return {"eye": eye, "sign": np.array([1.0 if self.positive else -1.0], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(bool(action) == (self.right == self.positive))
+        return self._obs(), reward, False, self.t >= self.limit, {}
+
+
+class Sampled(Counter):
+    """Observes samples of a space that follow from t."""
+
+    def __init__(self, space: gym.Space, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = space
+
+    def _obs(self) -> Any:
+        self.observation_space.seed(self.t)
+        return self.observation_space.sample()

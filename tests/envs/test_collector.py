@@ -216,21 +216,10 @@ def test_ppo_acts_in_every_action_space(tiny, actions):
     assert actions.contains(action if isinstance(action, int) else np.asarray(action, actions.dtype))
 
 
-class PictureAndVector(Counter):
-    observation_space = gym.spaces.Dict(
-        {"eye": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8), "x": gym.spaces.Box(-1, 1, (2,))}
-    )
-
-
 def test_dict_observations_are_flattened():
     env = EnvFactory(DictCounter, {}).make(training=True)
     assert Spaces.of(env).obs_shape == (4,)
     assert env.reset(seed=0)[0].tolist() == [1, 0, 0, 0]
-
-
-def test_a_mix_of_images_and_vectors_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="mix of images"):
-        EnvFactory(PictureAndVector, {}).make(training=True)
 
 
 @pytest.mark.parametrize("shape", [(48, 48, 3), (3, 48, 48)])

@@ -41,7 +41,9 @@ def test_the_place_of_goals_follows_from_the_space():
     env, goals = factory.make(training=True), goals_in(factory.spaces())
     row, _ = env.reset(seed=3)
     inner = env.unwrapped
-    assert row[goals.achieved].tolist() == inner.here.tolist() and row[goals.desired].tolist() == inner.goal.tolist()
+    assert np.array_equal(row[goals.achieved], np.float32(inner.here)) and np.array_equal(
+        row[goals.desired], np.float32(inner.goal)
+    )
     assert (goals.shape, goals.dtype) == ((2, 1), np.float64)
     assert goals.as_given(row[None, goals.desired].astype(np.float32)).shape == (1, 2, 1)
 

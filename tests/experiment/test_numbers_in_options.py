@@ -9,13 +9,23 @@ from rl_training import TrainConfig
 from rl_training.base.options import ConfigError
 from rl_training.cli import main
 from rl_training.data.dataset_options import MixedSource
-from rl_training.envs.options import AtariOptions, EnvOptions, PixelOptions, RewardOptions
+from rl_training.envs.options import AtariOptions, EnvOptions, PartsOptions, PixelOptions, RewardOptions
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.runtime.controls import EarlyStoppingConfig
 from rl_training.sweeps.space import Range
 
 INFINITE = {"largest_weight": math.inf, "noise_clip": math.inf}  # no limit
-MODELS = [TrainConfig, EnvOptions, RewardOptions, AtariOptions, PixelOptions, MixedSource, EarlyStoppingConfig, Range]
+MODELS = [
+    TrainConfig,
+    EnvOptions,
+    RewardOptions,
+    AtariOptions,
+    PartsOptions,
+    PixelOptions,
+    MixedSource,
+    EarlyStoppingConfig,
+    Range,
+]
 
 
 def takes(annotation, kind):

@@ -51,7 +51,8 @@ def export_replay(path: str | Path) -> TransitionDataset:
     data = {name: column[order] for name, column in {**columns, "truncations": truncations}.items()}
     data["actions"] = np.asarray(spaces.to_env(data["actions"]))
     behaviour = {"algo": config.algo, "replay": True, "step": int(state.trainer_state["step"])}
-    return TransitionDataset.from_dict({**data, "meta": facts_of_collection(config, config.seed, behaviour)})
+    facts = {**facts_of_collection(config, config.seed, behaviour), **spaces.recorded()}
+    return TransitionDataset.from_dict({**data, "meta": facts})
 
 
 def _check_single_unscaled_transitions(path: str | Path, config: TrainConfig) -> None:

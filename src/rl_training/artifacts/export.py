@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
+from rl_training.artifacts.inputs import Inputs, Named, drawn_rows
 from rl_training.base.state import Rng
 from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.spaces import Spaces
@@ -43,6 +45,8 @@ WIDE_BOUND = 1e3  # wider bounds of a space say nothing about observations
 ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
 NOTES = "rl_training.json"  # the metadata within a .pt2
 
+Given = torch.Tensor | tuple[torch.Tensor, ...]  # observations, or their parts
+
 # (obs, carry) -> (actions, carry)
 ActFunction = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
@@ -52,7 +56,8 @@ class ExportFailure(RuntimeError):
 
 
 class Policy(nn.Module):
-    """The deterministic policy: the environment's observations (B, ...) and a carry, if any, to actions and carry."""
+    """The deterministic policy: the environment's observations (B, ...), or all of their parts, and a carry, if any, to
+    actions and carry."""
 
     action_center: torch.Tensor
     action_scale: torch.Tensor
@@ -64,7 +69,7 @@ class Policy(nn.Module):
         super().__init__()
         self.network: Any = copy.deepcopy(agent.policy_module())
         self.normalizer = copy.deepcopy(agent.normalizer)
-        self._spaces = spaces
+        self._spaces, self.inputs = spaces, Inputs(spaces)
         if spaces.action_kind == "box":
             for name in ("center", "scale", "low", "high"):
                 self.register_buffer(f"action_{name}", torch.from_numpy(getattr(spaces, name)))
@@ -72,11 +77,10 @@ class Policy(nn.Module):
             self.register_buffer("action_start", torch.from_numpy(spaces.start))
         self.to("cpu").eval().requires_grad_(False)
 
-    def _encoded(self, obs: torch.Tensor) -> torch.Tensor:
-        x = obs.movedim(-1, -3) if self._spaces.channels_last else obs
-        return x if self.normalizer is None else self.normalizer(x)
+    def _encoded(self, obs: Given) -> Any:
+        return self.inputs.encoded((obs,) if isinstance(obs, torch.Tensor) else obs, self.normalizer)
 
-    def forward(self, obs: torch.Tensor, carry: torch.Tensor | None = None) -> Any:
+    def forward(self, obs: Given, carry: torch.Tensor | None = None) -> Any:
         x = self._encoded(obs)
         if carry is None:
             return self._actions(self.network(x))
@@ -98,11 +102,11 @@ class Policy(nn.Module):
         return torch.unflatten(mapped.to(_torch_type(spaces.env_dtype)), -1, spaces.env_shape or (1,))
 
     @torch.no_grad()
-    def margin(self, obs: torch.Tensor, carry: torch.Tensor | None) -> torch.Tensor:
+    def margin(self, obs: Given, carry: torch.Tensor | None) -> torch.Tensor:
         """The lead of each row's best choice over the next, (B,), relative to scores above one; infinite for boxes."""
         spaces, x = self._spaces, self._encoded(obs)
         best = self.network(x) if carry is None else self.network(x, carry)[0]
-        least = torch.full((len(obs),), torch.inf) if carry is None else self.network.margin(x, carry)
+        least = torch.full((len(best),), torch.inf) if carry is None else self.network.margin(x, carry)
         if spaces.action_kind == "box":
             return least
         best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
@@ -182,14 +186,17 @@ def export_policy(
     policy = Policy(agent, spaces)
     obs, carry, space = _observations(agent, spaces, factory, config.seed)
     facts = _facts(config, space, factory, None if carry is None else carry.shape[-1], step)
+    facts["inputs"] = policy.inputs.names
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as folder:
         partial = Path(folder) / output.name
         {"onnx": _write_onnx, "torch": _write_torch}[format](_traced(policy, obs, carry), partial, facts)
-        run = {"onnx": _run_onnx, "torch": _run_torch}[format](partial)
+        run = {"onnx": _run_onnx, "torch": _run_torch}[format](partial, policy.inputs)
         ties, difference = compare_with_agent(agent, spaces, policy, run, obs, carry)
         os.replace(partial, output)
-    return Exported(output, format, len(obs), ties, difference, _program(output, format, facts, obs))
+    return Exported(
+        output, format, len(obs), ties, difference, _program(output, format, facts, policy.inputs.columns(obs[:1]))
+    )
 
 
 def compare_with_agent(
@@ -205,7 +212,7 @@ def compare_with_agent(
         if given.shape != expected.shape:
             raise ExportFailure(f"the exported policy gives actions of shape {given.shape}, the agent {expected.shape}")
         carried = None if before is None else torch.from_numpy(before)
-        margin = policy.margin(torch.from_numpy(obs[rows]), carried).numpy()
+        margin = policy.margin(_tensors(policy.inputs.columns(obs[rows])), carried).numpy()
         clear = margin >= TOLERANCE
         off = np.abs(given.astype(np.float64) - expected).reshape(len(given), -1)
         if spaces.action_kind == "box":
@@ -242,7 +249,9 @@ def _observations(
     real, space = np.stack(seen), found[0].observation_space
     assert isinstance(space, gym.spaces.Box)
     rng, shape = Rng(seed, "export").generator, (CHECKED - len(real), *real.shape[1:])
-    if spaces.image:
+    if spaces.parts is not None and spaces.obs_kind != "vector":
+        drawn = drawn_rows(spaces.parts, real, shape[0], rng)
+    elif spaces.image:
         drawn = rng.integers(256, size=shape, dtype=np.uint8)
     else:
         mean, deviation = real.mean(0), real.std(0)
@@ -278,9 +287,14 @@ def _facts(
 
 def _traced(policy: Policy, obs: np.ndarray, carry: np.ndarray | None) -> torch.export.ExportedProgram:
     """Trace the policy as a graph for batches of any size."""
-    given = tuple(torch.from_numpy(column[:3]) for column in (obs, carry) if column is not None)
+    columns = policy.inputs.columns(obs[:3])
+    given = _tensors((*columns, *([] if carry is None else [carry[:3]])))
     batch = torch.export.Dim("batch")
-    program = torch.export.export(policy, given, dynamic_shapes=tuple({0: batch} for _ in given))
+    shapes: Any = tuple({0: batch} for _ in given)
+    if policy.inputs.parts is None:
+        program = torch.export.export(policy, given, dynamic_shapes=shapes)
+    else:
+        program = torch.export.export(Named(policy, len(columns)), given, dynamic_shapes=(shapes,))
     for node in program.graph.nodes:  # they hold paths of this machine
         node.meta.pop("stack_trace", None)
     return program
@@ -290,20 +304,26 @@ def _write_torch(program: torch.export.ExportedProgram, path: Path, facts: dict[
     torch.export.save(program, path, extra_files={NOTES: json.dumps(facts)})
 
 
-def _run_torch(path: Path) -> ActFunction:
+def _tensors(columns: tuple[np.ndarray, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.from_numpy(np.ascontiguousarray(column)) for column in columns)
+
+
+def _run_torch(path: Path, inputs: Inputs) -> ActFunction:
     module = torch.export.load(path).module()
 
     def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        given = _tensors(inputs.columns(obs))
         if carry is None:
-            return module(torch.from_numpy(obs)).numpy(), None
-        actions, carried = module(torch.from_numpy(obs), torch.from_numpy(carry))
+            return module(*given).numpy(), None
+        actions, carried = module(*given, torch.from_numpy(carry))
         return actions.numpy(), carried.numpy()
 
     return run
 
 
 def _write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[str, Any]) -> None:
-    names = (["obs"], ["action"]) if facts["carry"] is None else (["obs", "carry"], ["action", "next_carry"])
+    given = facts["inputs"]
+    names = (given, ["action"]) if facts["carry"] is None else ([*given, "carry"], ["action", "next_carry"])
     with _quietly():
         made = torch.onnx.export(program, dynamo=True, input_names=names[0], output_names=names[1], verbose=False)
     assert made is not None
@@ -326,37 +346,50 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _run_onnx(path: Path) -> ActFunction:
+def _run_onnx(path: Path, inputs: Inputs) -> ActFunction:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        given = dict(zip(inputs.names, inputs.columns(obs)))
         if carry is None:
-            return session.run(None, {"obs": obs})[0], None
-        actions, carried = session.run(None, {"obs": obs, "carry": carry})
+            return session.run(None, given)[0], None
+        actions, carried = session.run(None, {**given, "carry": carry})
         return actions, carried
 
     return run
 
 
-def _program(path: Path, format: str, facts: dict[str, Any], obs: np.ndarray) -> str:
+def _kind(column: np.ndarray, for_torch: bool) -> str:
+    name = column.dtype.name
+    return f"dtype=torch.{name}" if for_torch else f"np.{name}{'_' if name == 'bool' else ''}"
+
+
+def _program(path: Path, format: str, facts: dict[str, Any], columns: tuple[np.ndarray, ...]) -> str:
     """Write a short program that loads the file and computes an action."""
-    carry, shape, kind = facts["carry"], (1, *obs.shape[1:]), obs.dtype.name
+    carry, names = facts["carry"], facts["inputs"]
+    torch_too, library = format == "torch", "torch" if format == "torch" else "np"
+    words = [name if name.isidentifier() and not iskeyword(name) else f"obs_{i}" for i, name in enumerate(names)]
+    arrays = [
+        f"{word} = {library}.zeros({column.shape}, {_kind(column, torch_too)})" for word, column in zip(words, columns)
+    ]
     as_given = f"# a batch of observations of {facts['env_id']}"
     if facts["env_kwargs"].get("wrappers"):
         as_given += ", as its wrappers give them"
     fresh = "  # nothing yet: at the start of every episode"
     if format == "torch":
         lines = ["import torch", "", f"policy = torch.export.load({json.dumps(str(path))}).module()"]
-        lines += [f"obs = torch.zeros({shape}, dtype=torch.{kind})  {as_given}"]
+        lines += [f"{arrays[0]}  {as_given}", *arrays[1:]]
         lines += [f"carry = torch.zeros(1, {carry}){fresh}"] if carry else []
-        lines += ["action, carry = policy(obs, carry)" if carry else "action = policy(obs)"]
+        given = ", ".join(words)
+        lines += [f"action, carry = policy({given}, carry)" if carry else f"action = policy({given})"]
     else:
         lines = ["import numpy as np", "import onnxruntime", ""]
         lines += [f"policy = onnxruntime.InferenceSession({json.dumps(str(path))})"]
-        lines += [f"obs = np.zeros({shape}, np.{kind})  {as_given}"]
+        lines += [f"{arrays[0]}  {as_given}", *arrays[1:]]
         lines += [f"carry = np.zeros((1, {carry}), np.float32){fresh}"] if carry else []
-        call = 'policy.run(None, {"obs": obs, "carry": carry})' if carry else 'policy.run(None, {"obs": obs})'
+        given = ", ".join(f"{json.dumps(name)}: {word}" for name, word in zip(names, words))
+        call = f'policy.run(None, {{{given}, "carry": carry}})' if carry else f"policy.run(None, {{{given}}})"
         lines += [f"action, carry = {call}" if carry else f"(action,) = {call}"]
     return "\n".join([*lines, f"print(action[0])  # an action of {facts['action_space']}"])

@@ -32,6 +32,8 @@ def in_agent_units(
     """
     if len(data) == 0:
         raise DatasetError(f"{where} is empty")
+    if spaces.mixed:
+        _require_parts(data, spaces, where)
     obs, next_obs = (_observations(column.numpy(), spaces, where) for column in (data.obs, data.next_obs))
     numbers = {"obs": obs, "next_obs": next_obs, "rewards": data.rewards.numpy(), "actions": data.actions.numpy()}
     for name, column in numbers.items():
@@ -42,6 +44,21 @@ def in_agent_units(
     else:
         actions = _index_actions(data, spaces, where)
     return replace(data, obs=obs, next_obs=next_obs, actions=actions)
+
+
+def _require_parts(data: TransitionDataset, spaces: Spaces, where: str) -> None:
+    """Refuse rows of parts that were not recorded as this environment's, by ``Recorder``."""
+    assert spaces.parts is not None
+    if data.meta.get("parts") != spaces.parts.facts():
+        raise DatasetError(
+            f"{where}: observations that mix images and vectors ({spaces.parts.describe()}) are read only from what "
+            "this package recorded in the same environment"
+        )
+    for column in (data.obs, data.next_obs):
+        rows = column.numpy()
+        if rows.dtype != spaces.obs_dtype or rows.shape[1:] != spaces.obs_shape:
+            raise DatasetError(f"{where}: observations are no rows of {spaces.parts.describe()}")
+        _require_finite(spaces.parts.floats_of(np.ascontiguousarray(rows)), "obs", where)
 
 
 def _require_finite(column: np.ndarray, name: str, where: str) -> None:

@@ -189,6 +189,8 @@ def _check_entry_points(dataset_id: str, facts: dict[str, Any]) -> None:
 
 def write_minari(dataset_id: str, dataset: TransitionDataset, env: Any) -> None:
     """A local Minari dataset of whole episodes; the environment gives it spaces and a specification."""
+    if "parts" in dataset.meta:
+        raise DatasetError("Minari takes no observations that mix images and vectors here: write npz or hdf5")
     minari = _require_package("minari")
     from minari.data_collector import EpisodeBuffer
 

@@ -109,7 +109,7 @@ class PriorData(Stateful):
             name: column.numpy()
             for name, column in {**columns, "dones": data.dones, "truncations": truncations}.items()
         }
-        if spaces.image and share_frames:  # one by one: frames are shared with the row before
+        if spaces.obs_dtype == np.uint8 and share_frames:  # one by one: frames are shared with the row before
             for i in range(n):
                 buffer.add(**{name: column[i : i + 1] for name, column in rows.items()})
         else:

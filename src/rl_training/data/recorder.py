@@ -50,4 +50,4 @@ class Recorder:
     def dataset(self, meta: dict[str, Any]) -> TransitionDataset:
         names = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
         columns = {name: np.stack(column) for name, column in zip(names, zip(*self._rows))} if self._rows else {}
-        return TransitionDataset.from_dict({**columns, "meta": meta})
+        return TransitionDataset.from_dict({**columns, "meta": {**meta, **self._spaces.recorded()}})

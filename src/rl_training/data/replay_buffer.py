@@ -60,7 +60,7 @@ class ReplayBuffer:
         action = Field(tuple(action_shape), numpy_dtype(action_dtype))
         extra = self.EXTRA if self._window is None else (*self.EXTRA, "discounts")
         fields = transition_fields(obs, action, extra)
-        images = len(obs.shape) == 3 and obs.dtype == np.uint8
+        images = len(obs.shape) in (1, 3) and obs.dtype == np.uint8  # or rows of parts, images among them
         self._layout: PackedLayout
         with enough_memory(f"a replay buffer of {capacity:,} transitions"):
             if images and share_frames:

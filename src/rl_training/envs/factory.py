@@ -17,8 +17,9 @@ from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
-from rl_training.envs.options import EnvOptions, RewardOptions, parse_env_kwargs
-from rl_training.envs.spaces import CHANNELS, Spaces, is_image
+from rl_training.envs.options import EnvOptions, PartsOptions, RewardOptions, parse_env_kwargs
+from rl_training.envs.parts import packed
+from rl_training.envs.spaces import CHANNELS, Spaces
 from rl_training.envs.vector import OneOfVector, another_one, check_vector, one_of
 from rl_training.envs.watchdog import Watchdog
 from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, layers
@@ -27,7 +28,6 @@ EnvSource = str | gym.Env | VectorEnv | Callable[[], gym.Env | VectorEnv]
 
 __all__ = ["EnvFactory", "EnvSource", "env_name", "has_time_limit", "time_limit_of"]
 
-IMAGE_SIDE = 24  # two-dimensional observations with both sides at least this long look like images
 ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen")
 _made: weakref.WeakValueDictionary[int, gym.Env | VectorEnv] = (
     weakref.WeakValueDictionary()
@@ -100,7 +100,7 @@ class EnvFactory:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
-        env = _flat_observations(wrapped(env, wrappers.custom), self.name)
+        env = _seen(wrapped(env, wrappers.custom), wrappers.parts, self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)
         return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
@@ -231,47 +231,14 @@ def _register_games(env_id: str) -> None:
     gym.register_envs(ale_py)
 
 
-def _flat_observations(env: gym.Env, name: str) -> gym.Env:
-    """Vectors and images as they are, other small observations flattened to a vector; what cannot be is refused."""
+def _seen(env: gym.Env, options: PartsOptions, name: str) -> gym.Env:
+    """Vectors and images as they are, other small observations flattened to a vector, and Dicts, Tuples and other
+    images as rows of their parts."""
     space = env.observation_space
-    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
-        return env
-    obstacle = _no_vector(space)
-    if is_image(space) and obstacle is None:
-        return env
-    if obstacle is None:
-        flat = gym.spaces.utils.flatten_space(space) if space.is_np_flattenable else None
-        if isinstance(flat, gym.spaces.Box):
-            return FlattenObservation(env)
-        raise ValueError(f"{name}: observations of {_brief(space)} cannot be flattened; wrap the environment first")
-    raise ValueError(
-        f"{name}: {obstacle}; wrap the environment first "
-        "(in gymnasium.wrappers.FlattenObservation, if a vector will do)"
-    )
-
-
-def _no_vector(space: gym.Space[Any]) -> str | None:
-    """Why observations are neither images for convolutions nor to be flattened; None if they are one of the two."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else space.spaces
-        if any(is_image(part) or _no_vector(part) is not None for part in parts):
-            return f"a mix of images and other observations is not supported ({_brief(space)})"
-    if not isinstance(space, gym.spaces.Box):
-        return None
-    shape, what = space.shape, f"observations of shape {space.shape} and type {space.dtype}"
-    if is_image(space):
-        first, last = shape[0], shape[-1]
-        unclear = last > CHANNELS and first > min(shape[1:])
-        return f"{what}: it is not clear which axis holds the channels; put them first" if unclear else None
-    if len(shape) == 3:
-        return f"{what} have three dimensions, and images must be uint8"
-    if len(shape) > 3:
-        return f"{what} have {len(shape)} dimensions, and images have three: channels and two sides"
-    if len(shape) == 2 and min(shape) >= IMAGE_SIDE:
-        return f"{what} look like an image without an axis for channels, and images are uint8 of three dimensions"
-    return None
-
-
-def _brief(space: gym.Space[Any]) -> str:
-    text = " ".join(str(space).split())
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    try:
+        rows = packed(env, options)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if rows is not None:
+        return rows
+    return env if isinstance(space, gym.spaces.Box) and len(space.shape) in (1, 3) else FlattenObservation(env)

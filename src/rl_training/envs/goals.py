@@ -16,7 +16,7 @@ from rl_training.envs.spaces import Spaces
 
 __all__ = ["GoalRewards", "Goals", "goals_in"]
 
-PARTS = ("observation", "achieved_goal", "desired_goal")  # of an observation, in Gymnasium's goal environments
+GOALS = ("achieved_goal", "desired_goal")  # parts of an observation, in Gymnasium's goal environments
 TRIED_STEPS = 4  # of an environment, whose goals its functions are tried with
 
 
@@ -35,20 +35,16 @@ class Goals(NamedTuple):
 
 def goals_in(spaces: Spaces) -> Goals | None:
     """Where the goals lie in the rows that observations become; None where there are none, or not two of one kind."""
-    raw = spaces.raw
-    if not isinstance(raw, gym.spaces.Dict) or any(name not in raw.spaces for name in PARTS):
+    parts = spaces.parts
+    if parts is None or parts.dtype != np.float32:
         return None
-    places, start = {}, 0
-    for name, part in raw.spaces.items():  # the order in which Gymnasium flattens them
-        stop = start + gym.spaces.flatdim(part)
-        places[name] = slice(start, stop)
-        start = stop
-    achieved, desired = (raw.spaces[name] for name in PARTS[1:])
-    kinds = gym.spaces.Box | gym.spaces.MultiBinary
-    if not (isinstance(achieved, kinds) and isinstance(desired, kinds) and achieved.shape == desired.shape):
+    found = {part.name: (part, slice(*span)) for part, span in zip(parts.all, parts.spans)}
+    if any(name not in found for name in GOALS):
         return None
-    assert achieved.dtype is not None
-    return Goals(places["achieved_goal"], places["desired_goal"], achieved.shape, np.dtype(achieved.dtype))
+    (achieved, reached), (desired, wanted) = (found[name] for name in GOALS)
+    if achieved.source != "box" or achieved.kind != "vector" or achieved[2:] != desired[2:]:
+        return None
+    return Goals(reached, wanted, achieved.given, np.dtype(np.float64))
 
 
 class GoalRewards:
@@ -63,11 +59,12 @@ class GoalRewards:
         goals = goals_in(spaces)
         if goals is None:
             raise ValueError(
-                f"{factory.name} is no goal environment: its observations must be a Dict with {', '.join(PARTS)}, the "
-                "goals two boxes of one shape, without wrappers.keep and wrappers.frame_stack"
+                f"{factory.name} is no goal environment: its observations must be a Dict with observation, "
+                f"{' and '.join(GOALS)}, the goals two boxes of one shape, without images, wrappers.keep and "
+                "wrappers.frame_stack"
             )
-        self.goals = goals
         self._env = factory.make(training=True)
+        self.goals = goals = goals._replace(dtype=_dtype(self._env))
         try:
             achieved, desired, rewards = _try_out(self._env, factory.name, spaces, goals)
             cases = goals.as_given(np.tile(achieved, (3, 1)))
@@ -144,6 +141,13 @@ class _ManyAtOnce:
         if not np.isfinite(numbers).all():
             raise EnvironmentFailure(f"{self._who}: {self.name} gave a number that is not finite")
         return numbers.astype(self._dtype)
+
+
+def _dtype(env: gym.Env) -> np.dtype:
+    """The type in which the environment itself knows goals."""
+    space = env.unwrapped.observation_space
+    dtype = space.spaces["achieved_goal"].dtype if isinstance(space, gym.spaces.Dict) else None
+    return np.dtype(np.float64 if dtype is None else dtype)
 
 
 def _method(env: gym.Env, name: str) -> Callable[..., Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict, field_validator
 
@@ -13,6 +13,7 @@ __all__ = [
     "AtariOptions",
     "CustomWrapper",
     "EnvOptions",
+    "PartsOptions",
     "PixelOptions",
     "RewardOptions",
     "WrapperOptions",
@@ -76,6 +77,26 @@ class CustomWrapper(Options):
         return value
 
 
+Names = Annotated[tuple[str, ...], Strict(False)]
+
+
+class PartsOptions(Options):
+    """Which parts of an observation the agent sees, and how; parts of Dicts and Tuples are named by their keys, joined
+    by dots."""
+
+    TITLE = "wrappers.parts"
+    drop: Names = opt((), "parts that are left out, such as [mission]")
+    keep: Names | None = opt(None, "only these parts")
+    flatten: Names = opt((), "images and stacks that become vectors (an observation without parts: [obs])")
+    images: Names = opt((), "matrices of numbers that are images although they are small")
+    channels: Literal["first", "last"] | None = opt(
+        None, "the axis of channels, of images whose shape allows both; null: by their shape"
+    )
+    image_range: float | None = opt(
+        None, "images are divided by this; null: bytes by 255, numbers by their largest bound", gt=0
+    )
+
+
 Custom = Annotated[CustomWrapper, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
 
 
@@ -89,6 +110,7 @@ class WrapperOptions(Options):
         (), "wrappers of your own, from the inside out: module:Class, or {name: module:Class, kwargs: {...}}"
     )
     reward: RewardOptions = opt(RewardOptions(), "scale and clip the rewards learned from")
+    parts: PartsOptions = opt(PartsOptions(), "which parts of an observation the agent sees, and how")
     frame_stack: int = opt(1, "observations side by side", ge=1)
     keep: Indices | None = opt(None, "only these entries of vector observations, such as [0, 2]; the rest is hidden")
 
@@ -98,7 +120,7 @@ class EnvOptions(Options):
 
     TITLE = "env_kwargs"
     max_episode_steps: int | None = opt(None, "time limit in steps; null keeps the environment's own", ge=1)
-    wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, frame_stack, keep")
+    wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, parts, frame_stack, keep")
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")
 

@@ -11,21 +11,35 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
-from rl_training.base.saved import LARGEST, Saved, StateError
+from rl_training.base.parts import Parts
+from rl_training.base.saved import LARGEST, Saved, StateError, within
 
-__all__ = ["CHANNELS", "WIDEST", "Spaces", "is_image"]
+__all__ = ["CHANNELS", "SHORTEST", "WIDEST", "RowSpace", "Spaces", "channels_last", "is_image"]
 
-CHANNELS = 16  # a 3-D uint8 box whose last axis is at most this long has its channels last
+CHANNELS = 16  # an image whose last axis is at most this long has its channels last, if it can be read both ways
+SHORTEST = 5  # pixels of an image's side, in the reading of its axes
 KINDS = ("discrete", "box", "multi_discrete", "multi_binary")  # of actions
 FLOATS = ("float16", "float32", "float64")  # types of boxes of actions in an environment
 LONGEST_AXIS = 2**24  # that the observations of a file may have
 WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
 
 
+class RowSpace(gym.spaces.Box):
+    """Rows of an observation's parts, as ``envs.parts`` packs them; a plain image where there is nothing else."""
+
+    def __init__(self, parts: Parts, low: np.ndarray, high: np.ndarray) -> None:
+        self.parts = parts
+        [*others, last] = parts.all
+        plain = not others and last.kind == "image" and last.dtype == "uint8" and last.divisor == 255
+        shape = last.shape if plain else (parts.width,)
+        super().__init__(low.reshape(shape), high.reshape(shape), dtype=low.dtype.type)
+
+
 @dataclass(frozen=True)
 class Spaces:
-    """Observations as networks see them (float32 vectors or channel-first uint8 images), actions as agents give them
-    (indices, or floats in [-1, 1]), and the bounds to translate between these and the environment."""
+    """Observations as networks see them (float32 vectors, channel-first uint8 images, or rows of several parts),
+    actions as agents give them (indices, or floats in [-1, 1]), and the bounds to translate between these and the
+    environment."""
 
     obs_shape: tuple[int, ...]
     obs_dtype: np.dtype
@@ -42,6 +56,7 @@ class Spaces:
     high: Any = None
     frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
+    parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
@@ -50,16 +65,17 @@ class Spaces:
         if not isinstance(obs, gym.spaces.Box):
             raise ValueError(f"observations must be a Box after wrapping, got {obs}")
         shape = tuple(obs.shape)
-        image = is_image(obs)
-        channels_last = image and shape[-1] <= CHANNELS
-        if channels_last:
+        image, parts = is_image(obs), obs.parts if isinstance(obs, RowSpace) else None
+        last = image and parts is None and channels_last(shape) is True
+        if last:
             shape = (shape[2], shape[0], shape[1])
         common: dict[str, Any] = {
             "obs_shape": shape,
-            "obs_dtype": np.dtype(np.uint8 if image else np.float32),
-            "channels_last": channels_last,
+            "obs_dtype": np.dtype(np.uint8 if image or (parts is not None and obs.dtype == np.uint8) else np.float32),
+            "channels_last": last,
             "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
+            "parts": parts,
         }
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
@@ -79,27 +95,36 @@ class Spaces:
         arrays = {"start": np.asarray(self.start).tolist()}
         if self.action_kind == "box":
             arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
+        if self.parts is not None:
+            arrays["parts"] = self.parts.facts()
         return {
             "obs_shape": list(self.obs_shape), "channels_last": self.channels_last, "frames": self.frames,
             "action_kind": self.action_kind, "choices": list(self.choices), "env_shape": list(self.env_shape), **arrays,
         }  # fmt: skip
 
+    def recorded(self) -> dict[str, Any]:
+        """What a dataset's metadata say of observations that are rows of parts; nothing of others."""
+        return {"parts": self.parts.facts()} if self.mixed and self.parts is not None else {}
+
     @classmethod
     def of_facts(cls, facts: Any) -> Spaces:
         """The spaces that ``facts`` came from; whatever else a file holds is refused (StateError)."""
         names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
-        saved = Saved(facts, names, ("low", "high", "env_dtype"))
+        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts"))
         shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
         kind, image = facts["action_kind"], len(shape) == 3
         if kind not in KINDS:
             raise StateError(f"is {kind!r:.60}, expected one of {', '.join(KINDS)}", "action_kind")
         if len(shape) not in (1, 3) or (kind != "box") != bool(choices):
             raise StateError("its shapes do not belong together")
+        parts = _saved_parts(saved, shape)
+        bytes_ = image or (parts is not None and parts.dtype == np.uint8)
         common: dict[str, Any] = {
             "obs_shape": shape,
-            "obs_dtype": np.dtype(np.uint8 if image else np.float32),
+            "obs_dtype": np.dtype(np.uint8 if bytes_ else np.float32),
             "channels_last": image and saved.flag("channels_last"),
             "frames": saved.count("frames", least=1),
+            "parts": parts,
         }
         if kind == "box":
             low, high = (np.array(_numbers(saved, name)) for name in ("low", "high"))
@@ -124,7 +149,14 @@ class Spaces:
 
     @property
     def obs_kind(self) -> str:
-        return "image" if self.image else "vector"
+        """What networks have to take: a vector, an image, or a mix of parts (also one image of another type)."""
+        if self.image:
+            return "image"
+        return "mixed" if self.parts is not None and self.parts.images else "vector"
+
+    @property
+    def mixed(self) -> bool:
+        return self.obs_kind == "mixed"
 
     @property
     def obs_dim(self) -> int:
@@ -154,8 +186,9 @@ class Spaces:
 
     def matches(self, other: Spaces) -> bool:
         """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
-        names = [name for name in type(self).__dataclass_fields__ if name != "raw"]
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts")]
+        same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+        return same and (not (self.mixed or other.mixed) or self.parts == other.parts)
 
     def describe(self) -> str:
         actions = {
@@ -164,7 +197,8 @@ class Spaces:
             "multi_discrete": f"MultiDiscrete{list(self.choices)}",
             "multi_binary": f"MultiBinary({self.choices[0] if self.choices else 0})",
         }[self.action_kind]
-        return f"{self.obs_kind} {self.obs_shape} and {actions}"
+        seen = f"({self.parts.describe()})" if self.mixed and self.parts is not None else self.obs_shape
+        return f"{self.obs_kind} {seen} and {actions}"
 
     def require(self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...]) -> None:
         """Fail early, with one message shape for every algorithm."""
@@ -172,7 +206,10 @@ class Spaces:
             return
         names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
         needs = f"{' or '.join(obs)} observations and {' or '.join(names[a] for a in actions)} actions"
-        raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}")
+        advice = (
+            "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
+        )
+        raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}{advice}")
 
     def encode(self, obs: Any) -> np.ndarray:
         """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""
@@ -251,6 +288,35 @@ def _range(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def is_image(space: gym.Space[Any]) -> bool:
     """Whether observations are images: uint8 boxes of three dimensions."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def channels_last(shape: tuple[int, ...]) -> bool | None:
+    """Whether an image of three dimensions has its channels last; None where its shape does not say.
+
+    A side has at least five pixels, which leaves one reading for most. Of two, the one of a square counts; then short
+    last axes are channels, and first axes that are no longer than the sides.
+    """
+    first, middle, last = shape
+    possible = min(first, middle) >= SHORTEST, min(middle, last) >= SHORTEST
+    if possible[0] != possible[1]:
+        return possible[0]
+    if (first == middle) != (middle == last):
+        return first == middle
+    if last <= CHANNELS:
+        return None if first <= CHANNELS and first != middle and all(possible) else True
+    return False if first <= min(middle, last) else None
+
+
+def _saved_parts(saved: Saved, shape: tuple[int, ...]) -> Parts | None:
+    """The parts in a file, if they make observations of this shape."""
+    if "parts" not in saved:
+        return None
+    with within("parts"):
+        parts = Parts.of_facts(saved["parts"])
+    plain = len(parts.all) == 1 and parts.all[0].shape == shape and parts.dtype == np.uint8
+    if not plain and shape != (parts.width,):
+        raise StateError("do not belong to its shape", "parts")
+    return parts
 
 
 def _stacked(env: gym.Env) -> int:

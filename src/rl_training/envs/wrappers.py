@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.envs.checks import attempt
-from rl_training.envs.spaces import CHANNELS, is_image
+from rl_training.envs.spaces import RowSpace, channels_last, is_image
 
 __all__ = [
     "AreaResize",
@@ -101,11 +101,16 @@ class FrameStack(gym.Wrapper):
         space = env.observation_space
         if not isinstance(space, gym.spaces.Box) or len(space.shape) not in (1, 3):
             raise ValueError(f"frame_stack needs vectors or images, got {space}")
-        self._axis = -1 if is_image(space) and space.shape[-1] <= CHANNELS else 0
+        if isinstance(space, RowSpace) and len(space.shape) == 1 and space.parts.images:
+            raise ValueError(f"frame_stack needs vectors or images of bytes alone, got {space.parts.describe()}")
+        last = is_image(space) and not isinstance(space, RowSpace) and channels_last(space.shape) is True
+        self._axis = -1 if last else 0
         self._frames: list[np.ndarray] = []
         self.stack_size = size
         low, high = (np.concatenate([bound] * size, self._axis) for bound in (space.low, space.high))
         self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype)
+        if len(space.shape) == 3 and last != (channels_last(low.shape) is True):
+            raise ValueError(f"{size} images of {space.shape} side by side cannot be told from others of {low.shape}")
 
     def _stacked(self) -> np.ndarray:
         return np.concatenate(self._frames, self._axis)

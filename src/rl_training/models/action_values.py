@@ -71,7 +71,8 @@ class FractionQuantileMeans(ActionValues):
         return values
 
     def on_tensors(self, network: Any, obs: torch.Tensor) -> torch.Tensor:
-        taus = to_device({"taus": self.midpoints[None]}, obs.device)["taus"]
+        first = obs if isinstance(obs, torch.Tensor) else obs[0]  # an export hands over the parts of rows
+        taus = to_device({"taus": self.midpoints[None]}, first.device)["taus"]
         return quantiles_at(network, obs, taus).mean(-1)
 
 

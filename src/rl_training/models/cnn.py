@@ -1,4 +1,4 @@
-"""The convolutional trunk for pixels (Mnih et al., 2015)."""
+"""Convolutions of images: those of Mnih et al. (2015) for large ones, and fewer, smaller ones for small ones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rl_training.models.mlp import Linear, mlp
+__all__ = ["Convolutions", "PixelScale", "convolutional_layers"]
 
-__all__ = ["Convolutions", "PixelScale", "convolutional_layers", "encoder", "features", "observation_shape"]
+Layers = tuple[tuple[int, int, int], ...]  # channels, side of the kernel and stride of each
+
+LARGE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+SMALLER: tuple[tuple[int, Layers], ...] = (  # by the shorter side, from which on
+    (20, ((32, 3, 2), (64, 3, 2), (64, 3, 1))),
+    (10, ((32, 3, 1), (64, 3, 2))),
+    (5, ((32, 3, 1), (64, 3, 1))),
+)
+LARGE_SIDE = 36
 
 
 class PixelScale(nn.Module):
-    """uint8 pixels to floats in [0, 1]."""
+    """Pixels to floats: those of bytes in [0, 1], others divided by ``divisor``."""
+
+    def __init__(self, divisor: float = 255.0) -> None:
+        super().__init__()
+        self.divisor = divisor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float() / 255.0
+        return x.float() / self.divisor
 
 
 class Convolutions(nn.Sequential):
@@ -33,56 +45,17 @@ class Convolutions(nn.Sequential):
             return forward(x).float()
 
 
-def convolutional_layers(obs_shape: tuple[int, ...]) -> tuple[Convolutions, int]:
-    """Convolutions of images (C, H, W), of at least 36 x 36 pixels, to flat features, and the number of features."""
+def convolutional_layers(obs_shape: tuple[int, ...], *, divisor: float = 255.0) -> tuple[Convolutions, int]:
+    """Convolutions of images (C, H, W), of at least 5 x 5 pixels, to flat features, and the number of features."""
     channels, height, width = obs_shape
-    if min(height, width) < 36:
-        raise ValueError(f"the convolutional network needs images of at least 36 x 36 pixels, got {height} x {width}")
-    layers = Convolutions(
-        PixelScale(),
-        nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(),
-        nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(),
-        nn.Flatten(),
-    )  # fmt: skip
+    side = min(height, width)
+    chosen = LARGE if side >= LARGE_SIDE else next((layers for least, layers in SMALLER if side >= least), None)
+    if chosen is None:
+        raise ValueError(f"the convolutional network needs images of at least 5 x 5 pixels, got {height} x {width}")
+    parts: list[nn.Module] = [PixelScale(divisor)]
+    for outputs, kernel, stride in chosen:
+        parts += [nn.Conv2d(channels, outputs, kernel, stride=stride), nn.ReLU()]
+        channels = outputs
+    layers = Convolutions(*parts, nn.Flatten())
     with torch.no_grad():
         return layers, layers(torch.zeros(1, *obs_shape, dtype=torch.uint8)).shape[1]
-
-
-def observation_shape(obs_dim: int | None, obs_shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of observations from a network's arguments: ``obs_dim`` for vectors, ``obs_shape`` for anything."""
-    if obs_shape is not None:
-        return tuple(obs_shape)
-    if obs_dim is None:
-        raise ValueError("give obs_dim (vectors) or obs_shape")
-    return (obs_dim,)
-
-
-def encoder(
-    obs_shape: tuple[int, ...],
-    hidden_sizes: tuple[int, ...],
-    activation: type[nn.Module] = nn.ReLU,
-    linear: Callable[[int, int], nn.Module] = Linear,
-) -> tuple[nn.Module, int, tuple[int, ...]]:
-    """The layers before the last hidden one: the convolutions for images, the other hidden layers (at least one) for
-    vectors; the number of features they give; and the widths that remain for the head."""
-    if len(obs_shape) == 3:
-        layers, width = convolutional_layers(obs_shape)
-        return layers, width, hidden_sizes[-1:] or (512,)
-    here = hidden_sizes[:-1] or hidden_sizes
-    sizes = (obs_shape[0], *here)
-    return mlp(sizes, activation, activate_last=True, linear=linear), sizes[-1], hidden_sizes[len(here) :]
-
-
-def features(
-    obs_shape: tuple[int, ...],
-    hidden_sizes: tuple[int, ...],
-    activation: type[nn.Module] = nn.ReLU,
-    linear: Callable[[int, int], nn.Module] = Linear,
-) -> tuple[nn.Sequential, int]:
-    """All hidden layers (vectors: a perceptron; images: convolutions and one more), and their number of features."""
-    if len(obs_shape) == 3:
-        layers, width, hidden = encoder(obs_shape, hidden_sizes)
-        return nn.Sequential(layers, linear(width, hidden[0]), nn.ReLU()), hidden[0]
-    sizes = (obs_shape[0], *hidden_sizes)
-    return mlp(sizes, activation, activate_last=True, linear=linear), sizes[-1]

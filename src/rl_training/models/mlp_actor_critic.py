@@ -1,4 +1,4 @@
-"""Actor and critic for on-policy learning: two equal towers for vectors, one convolutional trunk for images."""
+"""Actor and critic for on-policy learning: two equal towers for vectors, one shared trunk for images and parts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from rl_training.base.devices import arrays_to_device, to_host
-from rl_training.models.cnn import features, observation_shape
+from rl_training.base.parts import Parts
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
+from rl_training.models.trunks import Observed, features, observed
 
 __all__ = ["MLPActorCritic", "PolicyOutput", "Towers"]
 
@@ -42,8 +43,8 @@ class MLPActorCritic(nn.Module):
     """Policy and value from one pass.
 
     For vectors, policy and value network do not share weights but have the same shape, so both towers run as one
-    batched product. For images, they share the convolutional trunk. ``head`` is the action distribution: Categorical
-    over ``action_dim`` by default, a Gaussian with a state-independent deviation with ``continuous=True``.
+    batched product. For images and rows of several parts, they share the trunk. ``head`` is the action distribution:
+    Categorical over ``action_dim`` by default, a Gaussian with a state-independent deviation with ``continuous=True``.
     """
 
     # replaced by numpy in acting
@@ -58,6 +59,7 @@ class MLPActorCritic(nn.Module):
         continuous: bool = False,
         head: Head | None = None,
         obs_shape: tuple[int, ...] | None = None,
+        obs_parts: Parts | None = None,
         initial_log_std: float = 0.0,
         towers: int | None = None,
         head_sizes: tuple[int, ...] = (),
@@ -69,11 +71,11 @@ class MLPActorCritic(nn.Module):
             if action_dim is None:
                 raise ValueError("MLPActorCritic needs action_dim or head")
             head = DiagonalGaussian(action_dim) if continuous else Categorical(action_dim)
-        shape = observation_shape(obs_dim, obs_shape)
+        shape = observed(obs_dim, obs_shape, obs_parts)
         self.head = head
         self.trunk: nn.Module
-        if len(shape) == 3:
-            self.trunk, width = _convolutional_trunk(shape, hidden_sizes, head_sizes, towers or 1)
+        if isinstance(shape, Parts) or len(shape) == 3:
+            self.trunk, width = _shared_trunk(shape, hidden_sizes, head_sizes, towers or 1)
         else:
             sizes = (shape[0], *hidden_sizes)
             both, width = towers != 1, sizes[-1]
@@ -121,16 +123,16 @@ class MLPActorCritic(nn.Module):
         return PolicyOutput(actions, logprobs, values, entropy)
 
 
-def _convolutional_trunk(
-    shape: tuple[int, ...], hidden_sizes: tuple[int, ...], head_sizes: tuple[int, ...], towers: int
+def _shared_trunk(
+    shape: Observed, hidden_sizes: tuple[int, ...], head_sizes: tuple[int, ...], towers: int
 ) -> tuple[nn.Module, int]:
-    """One trunk for images, or several side by side, and how many features come out of it."""
-    last = tuple(hidden_sizes[-1:]) or (512,)
+    """One trunk for images or several parts, or several side by side, and how many features come out of it."""
+    last = tuple(hidden_sizes) if isinstance(shape, Parts) else tuple(hidden_sizes[-1:]) or (512,)
     trunks = []
     for _ in range(towers):
         layers, number = features(shape, last)
         trunks.append(nn.Sequential(*layers, *mlp((number, *head_sizes), nn.ReLU, activate_last=True)))
-    return trunks[0] if towers == 1 else Towers(trunks), (*last, *head_sizes)[-1]
+    return trunks[0] if towers == 1 else Towers(trunks), (number, *head_sizes)[-1]
 
 
 def _torch_forward(model: MLPActorCritic, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,17 +10,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from rl_training.base.devices import to_host
-from rl_training.models.cnn import features, observation_shape
+from rl_training.base.parts import Parts
 from rl_training.models.mlp import mlp, orthogonal_
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.models.parts import PartsNormalizer
+from rl_training.models.trunks import features, observed
 
 __all__ = ["MLPGAILDiscriminator"]
 
 
 class MLPGAILDiscriminator(nn.Module):
-    """A perceptron of observation and action; images go through the convolutional trunk first.
+    """A perceptron of observation and action; images go through the convolutional trunk first, and so do mixed parts.
 
-    ``actions`` are numbers (B, A), or choices (B,) out of ``action_dim``, which become one-hot. Vector observations are
+    ``actions`` are numbers (B, A), or choices (B,) out of ``action_dim``, which become one-hot. Vectors are
     scaled by running statistics (``observe``). With ``absorbing``, a row may stand for the time after a termination:
     then a flag is set, and observation and action are zero.
     """
@@ -35,30 +37,32 @@ class MLPGAILDiscriminator(nn.Module):
         action_dim: int,
         obs_dim: int | None = None,
         obs_shape: tuple[int, ...] | None = None,
+        obs_parts: Parts | None = None,
         hidden_sizes: tuple[int, ...] = (64, 64),
         features_dim: int = 256,
         normalize: bool = True,
         absorbing: bool = False,
     ) -> None:
         super().__init__()
-        shape = observation_shape(obs_dim, obs_shape)
+        shape = observed(obs_dim, obs_shape, obs_parts)
         self.action_dim, self.absorbing = action_dim, absorbing
         self.trunk: nn.Module | None = None
         self.normalizer: ObservationNormalizer | None = None
-        width = shape[0]
-        if len(shape) == 3:
+        if isinstance(shape, Parts) or len(shape) == 3:
             self.trunk, width = features(shape, (features_dim,))
-        elif normalize:
+        else:
+            width = shape[0]
+        if isinstance(shape, Parts):
+            self.normalizer = PartsNormalizer(shape) if normalize and shape.vector_size else None
+        elif len(shape) == 1 and normalize:
             self.normalizer = ObservationNormalizer(shape)
         self.body = mlp((width + action_dim + absorbing, *hidden_sizes, 1), nn.Tanh)
         orthogonal_(self.body, 2**0.5)
 
     def inputs(self, obs: torch.Tensor, actions: torch.Tensor, absorbed: torch.Tensor | None = None) -> torch.Tensor:
         """The perceptron's inputs, (B, features + A): a gradient penalty takes its gradient with respect to them."""
-        if self.trunk is not None:
-            seen = self.trunk(obs)
-        else:
-            seen = obs if self.normalizer is None else self.normalizer(obs)
+        scaled = obs if self.normalizer is None else self.normalizer(obs)
+        seen = scaled if self.trunk is None else self.trunk(scaled)
         if actions.ndim == 1:
             actions = F.one_hot(actions.long(), self.action_dim)
         x = torch.cat([seen, actions.to(seen.dtype)], -1)

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from rl_training.models.cnn import encoder, observation_shape
+from rl_training.base.parts import Parts
 from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
+from rl_training.models.trunks import encoder, observed
 
 __all__ = ["ImplicitQuantiles", "MLPIQNetwork", "midpoints", "quantiles_at"]
 
@@ -38,12 +39,13 @@ class ImplicitQuantiles(nn.Module):
         hidden_sizes: tuple[int, ...] = (64, 64),
         embedding_dim: int = 64,
         obs_shape: tuple[int, ...] | None = None,
+        obs_parts: Parts | None = None,
         dueling: bool = False,
         noisy: bool = False,
     ) -> None:
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
-        shape = observation_shape(obs_dim, obs_shape)
+        shape = observed(obs_dim, obs_shape, obs_parts)
         self.encoder, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.width = width
         self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())

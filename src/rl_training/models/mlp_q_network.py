@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from rl_training.models.cnn import encoder, features, observation_shape
+from rl_training.base.parts import Parts
 from rl_training.models.mlp import Linear, mlp
 from rl_training.models.noisy import NoisyLinear
+from rl_training.models.trunks import encoder, features, observed
 
 __all__ = ["DuelingHead", "MLPQNetwork", "epsilon_greedy", "q_head"]
 
@@ -66,12 +67,13 @@ class MLPQNetwork(nn.Module):
         action_dim: int,
         hidden_sizes: tuple[int, ...] = (64, 64),
         obs_shape: tuple[int, ...] | None = None,
+        obs_parts: Parts | None = None,
         dueling: bool = False,
         noisy: bool = False,
         atoms: int = 1,
     ) -> None:
         super().__init__()
-        shape, hidden = observation_shape(obs_dim, obs_shape), tuple(hidden_sizes)
+        shape, hidden = observed(obs_dim, obs_shape, obs_parts), tuple(hidden_sizes)
         linear = NoisyLinear if noisy else Linear
         head_sizes: tuple[int, ...] = ()
         if dueling:

@@ -56,6 +56,6 @@ def build(cfg: BCOptions, plan: Blueprint) -> BC:
     )
 
 
-KINDS = {"obs": ("vector", "image"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+KINDS = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
 SPECS = {"bc": AlgorithmSpec(name="bc", config=BCOptions, build=build, loop=BCLoop, **KINDS)}
 train_bc = SPECS["bc"].train

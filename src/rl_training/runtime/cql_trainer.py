@@ -41,11 +41,11 @@ def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
         del arguments["tau"]
         sizes = {**plan.shape, "action_dim": plan.spaces.num_actions, "hidden_sizes": cfg.hidden_sizes}
         return DiscreteCQL(q_network=cfg.network(plan, MLPQNetwork, **sizes), double_q=True, **arguments)
-    if plan.spaces.image:
+    if plan.spaces.obs_kind != "vector":
         plan.spaces.require("cql with Box actions", "the environment", obs=("vector",), actions=("box",))
     return CQL(model=cfg.model(plan, MLPSACModel), **cfg.arguments(plan, *SOFT, *CONSERVATIVE))
 
 
-KINDS = {"obs": ("vector", "image"), "actions": ("discrete", "box")}
+KINDS = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box")}
 SPECS = {"cql": AlgorithmSpec(name="cql", config=CQLOptions, build=build, loop=OfflineLoop, **KINDS)}
 train_cql = SPECS["cql"].train

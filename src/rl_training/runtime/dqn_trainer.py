@@ -217,7 +217,7 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
         )
 
     return FamilySpec(
-        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image"), actions=("discrete",)
+        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image", "mixed"), actions=("discrete",)
     )
 
 

@@ -176,5 +176,7 @@ def build(cfg: GAILOptions, plan: Blueprint) -> GAIL:
     return GAIL(policy=cfg.policy(plan, **changes), discriminator=network, **cfg.pick(names), **cfg.learner(plan))
 
 
-SPECS = {"gail": AlgorithmSpec(name="gail", config=GAILOptions, build=build, loop=GAILLoop, obs=("vector", "image"))}
+SPECS = {
+    "gail": AlgorithmSpec(name="gail", config=GAILOptions, build=build, loop=GAILLoop, obs=("vector", "image", "mixed"))
+}
 train_gail = SPECS["gail"].train

@@ -48,7 +48,7 @@ class PPGOptions(PPOOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        return {**super().for_task(task), "architecture": "detach" if task.spaces.image else "dual"}
+        return {**super().for_task(task), "architecture": "dual" if task.spaces.obs_kind == "vector" else "detach"}
 
     @model_validator(mode="after")
     def _no_more_than_a_phase(self) -> Any:

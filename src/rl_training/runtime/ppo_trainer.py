@@ -55,6 +55,6 @@ def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
     return PPO(policy=cfg.policy(plan), **cfg.learner(plan))
 
 
-SPACES = {"obs": ("vector", "image"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+SPACES = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
 SPECS = {"ppo": AlgorithmSpec(name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, **SPACES)}
 train_ppo = SPECS["ppo"].train

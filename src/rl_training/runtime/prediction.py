@@ -43,7 +43,14 @@ def predict(
 
 
 def read_observations(spaces: Spaces, obs: Any) -> tuple[np.ndarray, bool]:
-    """Observations as networks see them, (N, ...), and whether one was given by itself; refuses what is none."""
+    """Observations as networks see them, (N, ...), and whether one was given by itself; refuses what is none.
+
+    Those of several parts are given as the environment gives them: one of them, a list of them, or one whose parts are
+    batches. Vectors may also come flat.
+    """
+    if spaces.parts is not None and not (spaces.obs_kind == "vector" and _flat(obs, spaces)):
+        rows, single = spaces.parts.read(obs)
+        return rows.reshape(len(rows), *spaces.obs_shape), single
     obs = spaces.flatten(obs)
     try:
         given = np.asarray(obs)
@@ -62,6 +69,15 @@ def read_observations(spaces: Spaces, obs: Any) -> tuple[np.ndarray, bool]:
     if not spaces.image and not np.isfinite(encoded).all():
         raise ValueError("observations must be finite numbers (in 32 bits)")
     return encoded[None] if single else encoded, single
+
+
+def _flat(obs: Any, spaces: Spaces) -> bool:
+    """Whether observations of several vectors are given as flat ones."""
+    try:
+        given = np.asarray(obs)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return given.dtype.kind in NUMBERS and given.ndim in (1, 2) and given.shape[-1:] == spaces.obs_shape
 
 
 def _refusal(spaces: Spaces, got: str) -> ValueError:

@@ -31,6 +31,7 @@ from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context, write_metadata
 from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.models.parts import PartsNormalizer
 from rl_training.runtime.building import within_checkpoint
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.controls import build_control_callbacks
@@ -69,10 +70,13 @@ class Blueprint:
         """A scaler of observations, if it is enabled."""
         if not enabled:
             return None
-        if self.spaces.image:
+        parts = self.spaces.parts if self.spaces.mixed else None
+        if self.spaces.image or (parts is not None and not parts.vector_size):
             raise ConfigError(
                 [(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")]
             )
+        if parts is not None:
+            return PartsNormalizer(parts, clip=clip).to(self.device)
         return ObservationNormalizer(self.spaces.obs_shape, clip=clip).to(self.device)
 
     @property
@@ -88,7 +92,9 @@ class Blueprint:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """``obs_dim`` for vectors, ``obs_shape`` for images: what networks take."""
+        """``obs_dim`` for vectors, ``obs_shape`` for images, ``obs_parts`` for a mix: what networks take."""
+        if self.spaces.mixed:
+            return {"obs_parts": self.spaces.parts}
         return {"obs_shape": self.spaces.obs_shape} if self.spaces.image else {"obs_dim": self.spaces.obs_dim}
 
 

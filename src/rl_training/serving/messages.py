@@ -47,6 +47,7 @@ class Messages:
         self._served, self._max_batch, self._shape = served, max_batch, served.state_shape
         spaces = served.spaces
         numbers = int(np.prod(spaces.obs_shape)) * (PIXEL_DIGITS if spaces.image else DIGITS)
+        numbers += 0 if spaces.parts is None else sum(len(part.name) + DIGITS for part in spaces.parts.all)
         state = 0 if self._shape is None else 6 * int(np.prod(self._shape))
         self.most_bytes = ROOM + max_batch * (numbers + state)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.base.parts import Part
 from rl_training.envs.spaces import Spaces
 from rl_training.serving.served import ServedAgent
 
@@ -15,7 +16,9 @@ Schema = dict[str, Any]
 
 
 def observation_schema(spaces: Spaces) -> Schema:
-    """One observation."""
+    """One observation; of several parts, an object or an array as the environment's Dict or Tuple."""
+    if spaces.parts is not None:
+        return _of_parts([(part.path, part) for part in spaces.parts.all])
     number = {"type": "integer", "minimum": 0, "maximum": 255} if spaces.image else {"type": "number"}
     return _nested(number, spaces.given_shape)
 
@@ -37,6 +40,31 @@ def action_schema(spaces: Spaces) -> Schema:
             number[name] = float(limits.flat[0])
     ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in zip(spaces.low, spaces.high))
     return {**_nested(number, spaces.env_shape), "description": f"bounds of each number: {ranges}"}
+
+
+def _of_parts(parts: list[tuple[tuple[str | int, ...], Part]]) -> Schema:
+    """Parts by what is left of their keys."""
+    first = parts[0]
+    if not first[0]:
+        return _part_schema(first[1])
+    inner: dict[str | int, list[tuple[tuple[str | int, ...], Part]]] = {}
+    for (key, *rest), part in parts:
+        inner.setdefault(key, []).append((tuple(rest), part))
+    schemas = {key: _of_parts(below) for key, below in inner.items()}
+    if all(isinstance(key, int) for key in schemas):
+        most = max(key for key in schemas if isinstance(key, int)) + 1
+        return {"type": "array", "prefixItems": [schemas.get(i, {}) for i in range(most)], "minItems": most}
+    return _object({str(key): schema for key, schema in schemas.items()}, [str(key) for key in schemas])
+
+
+def _part_schema(part: Part) -> Schema:
+    if part.source == "discrete":
+        return {"type": "integer", "minimum": part.first[0], "maximum": part.first[0] + part.choices[0] - 1}
+    if part.boolean:
+        return _nested({"type": "boolean"}, part.given)
+    whole = {"type": "integer", "minimum": 0, "maximum": 255}
+    number = whole if part.dtype == "uint8" else {"type": "integer" if part.source != "box" else "number"}
+    return _nested(number, part.given)
 
 
 def _nested(number: Schema, shape: tuple[int, ...]) -> Schema:

@@ -48,7 +48,7 @@ class OnPolicyOptions(AlgorithmOptions):
     gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
     target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
     normalize_observations: bool = opt(
-        False, "scale observations by their running mean and deviation; by task: true for vectors"
+        False, "scale observations by their running mean and deviation; by task: true for vectors, in a mix too"
     )
     normalize_rewards: bool = opt(
         False, "scale rewards by the running deviation of the discounted return; by task: true for vectors"
@@ -56,11 +56,13 @@ class OnPolicyOptions(AlgorithmOptions):
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
-        vectors = not task.spaces.image
+        spaces = task.spaces
+        vectors = spaces.obs_kind == "vector"
         sizes = {"num_steps": 128, "update_epochs": 4, "minibatch_size": 256}
         if vectors:
             sizes = {"num_steps": max(1, ROLLOUT // task.num_envs), "update_epochs": 10, "minibatch_size": 64}
-        return {**sizes, "normalize_observations": vectors, "normalize_rewards": vectors}
+        some = vectors or (spaces.mixed and spaces.parts is not None and spaces.parts.vector_size > 0)
+        return {**sizes, "normalize_observations": some, "normalize_rewards": vectors}
 
 
 class OnPolicyLoop(OnlineLoop):
