@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import goal_toys  # noqa: F401  (registers its environments)
 import rl_training
 from rl_training.base.metrics import Metrics
 from rl_training.base.options import ConfigError
@@ -103,6 +104,9 @@ def test_every_declared_option_is_read(algo, tiny):
         mixed = {"dataset_mix": [{"dataset_kind": "random", "dataset_size": 64}]}
         given = {name: value for name, value in configs[0].algo_kwargs.items() if not name.startswith("dataset_")}
         configs.append(configs[0].replace(algo_kwargs={**given, **mixed}))
+    if "hindsight" in spec.config.model_fields:
+        goals = "Point-v0" if configs[0].env_id == "Pendulum-v1" else "BitFlips-v0"
+        configs.append(tiny(algo).replace(env_id=goals, algo_kwargs={**tiny(algo).algo_kwargs, "hindsight": "future"}))
     pictures = {"env": Pictures} if algo == "gail" else None  # has options for them
     seen = set()
 

@@ -7,7 +7,7 @@ from rl_training import DQN, SAC
 
 BITS = {"total_timesteps": 2_000, "hidden_sizes": [128], "learning_rate": 2e-3, "gamma": 0.9, "batch_size": 64}
 BITS |= {"train_frequency": 1, "exploration_fraction": 0.3, "target_update_interval": 50}
-REACH = {"total_timesteps": 1_500, "hidden_sizes": [64, 64], "learning_rate": 2e-3, "gamma": 0.9, "batch_size": 64}
+REACH = {"total_timesteps": 1_000, "hidden_sizes": [48, 48], "learning_rate": 3e-3, "gamma": 0.9, "batch_size": 64}
 REACH |= {"tau": 0.02, "learning_starts": 200, "initial_random_steps": 200}
 TASKS = {"eight bits": (DQN, EndingBitFlips, BITS), "a point": (SAC, Point, REACH)}
 

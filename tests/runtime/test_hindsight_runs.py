@@ -111,18 +111,39 @@ def test_an_exported_replay_has_the_goals_and_rewards_of_the_environment(tiny):
     assert data.rewards.tolist() == own.tolist()
 
 
-@pytest.mark.parametrize("algo", ["sac", "dqn"])
-def test_environments_of_ones_own_are_asked_for_rewards_too_and_closed(algo, tiny):
-    """An object, of which copies are made, and a function."""
-    closed = []
+def test_every_environment_that_is_made_is_closed(tiny):
+    """By a function: those that are trained in, evaluated in, looked at, and asked for rewards."""
+    made, closed = [], []
 
-    class Kind(getattr(goal_toys, TASKS[algo])):
+    class Kind(goal_toys.Point):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
         def close(self):
             closed.append(self)
 
-    for env in (Kind(), Kind):
-        train(goal_config(tiny, algo), env=env, run_suffix=str(len(closed)))
-    assert len(set(map(id, closed))) == len(closed) >= 6
+    train(goal_config(tiny, "sac"), env=Kind, run_suffix="with")
+    assert {id(env) for env in made} == {id(env) for env in closed}
+    count = len(made)
+    train(goal_config(tiny, "sac", hindsight=None), env=Kind, run_suffix="without")
+    assert len(made) == 2 * count - 1  # the one that is asked for rewards
+
+
+def test_an_environment_given_as_an_object_is_asked_for_rewards_too(tiny):
+    env, heard = goal_toys.EndingBitFlips(5), Batches()
+    train(goal_config(tiny, "dqn", hindsight_ratio=1.0), heard, env=env)
+    after = np.concatenate([batch["next_obs"].numpy() for batch in heard.batches])
+    rewards = np.concatenate([batch["rewards"].numpy() for batch in heard.batches])
+    assert rewards.tolist() == env.compute_reward(after[:, :5], after[:, 5:10], {}).tolist()
+
+
+def test_rewards_for_other_goals_are_changed_by_the_options_of_prior_data_too(tiny):
+    """Half of -1 and 3 more, or half of 0 and 3 more."""
+    heard = Batches()
+    options = {"offline_batch_ratio": 0.0, "offline_pretrain_updates": 0, "reward_scale": 0.5, "reward_shift": 3.0}
+    train(goal_config(tiny, "rlpd", hindsight_ratio=1.0, **options), heard)
+    assert {reward for batch in heard.batches for reward in batch["rewards"].tolist()} == {2.5, 3.0}
 
 
 def test_success_is_logged(tiny):

@@ -316,6 +316,11 @@ class DQNKeywords(RunKeywords, total=False):
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -365,6 +370,9 @@ class DQN(ManagedAlgorithm):
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -713,6 +721,11 @@ class QRDQNKeywords(RunKeywords, total=False):
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -776,6 +789,9 @@ class QRDQN(ManagedAlgorithm):
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -846,6 +862,11 @@ class IQNKeywords(RunKeywords, total=False):
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -914,6 +935,9 @@ class IQN(ManagedAlgorithm):
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -981,6 +1005,11 @@ class SACKeywords(RunKeywords, total=False):
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -1024,6 +1053,9 @@ class SAC(ManagedAlgorithm):
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 1
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -1305,6 +1337,11 @@ class FQFKeywords(RunKeywords, total=False):
     """updates each time (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -1376,6 +1413,9 @@ class FQF(ManagedAlgorithm):
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
     - ``gradient_updates_per_step``: updates each time (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -2298,6 +2338,11 @@ class RLPDKeywords(RunKeywords, total=False):
     """environment steps between updates, whatever the number of environments (≥ 1); default: 1"""
     normalize_observations: bool
     """scale observations by their running mean and deviation; default: False"""
+    hindsight: Literal["future", "final", "episode"] | None
+    """goal environments: learn from goals that episodes reached later (future), last (final) or ever (episode);
+    default: None"""
+    hindsight_ratio: float
+    """share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -2381,6 +2426,9 @@ class RLPD(ManagedAlgorithm):
     - ``batch_size``: transitions per update (≥ 1); default: 256
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 1
     - ``normalize_observations``: scale observations by their running mean and deviation; default: False
+    - ``hindsight``: goal environments: learn from goals that episodes reached later (future), last (final) or ever
+      (episode); default: None
+    - ``hindsight_ratio``: share of the rows of a batch that get such a goal (≥ 0, ≤ 1); default: 0.8
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
