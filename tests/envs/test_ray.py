@@ -13,6 +13,7 @@ from rl_training.cli import main
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.remote import RayLink
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -103,6 +104,27 @@ def test_a_worker_that_hangs_is_given_up_with_what_it_had_been_sent(at_the_clust
     collector.close()
     report = failed.value.incident
     assert (report["episode"], report["actions"]) == (0, [1, 0, 1]) and report["seed"] == episode_seed(7, 0, 0)
+
+
+def test_actors_step_several_environments_with_a_message_each_and_a_lost_one_is_repeated(at_the_cluster, monkeypatch):
+    factory, sent, send = EnvFactory("CartPole-v1", {}), [], RayLink.send
+    monkeypatch.setattr(RayLink, "send", lambda link, *order: (sent.append(order), send(link, *order))[1])
+    here, there = Collector(factory, 5, 7), Collector(factory, 5, 7, backend="ray", workers=2)
+    try:
+        rng = np.random.default_rng(0)
+        for t in range(30):
+            if t == 12:
+                ray.kill(there._workers._workers[1].link._actor)
+            actions, episodes = rng.integers(2, size=5), here.episodes
+            sent.clear()
+            there.step(actions)
+            here.step(actions)
+            assert np.array_equal(here.obs, there.obs)
+            if t != 12 and here.episodes == episodes:
+                assert [(name, len(places)) for name, places in sent] == [("step", 3), ("step", 2)]
+        assert here.metrics() == there.metrics() and here.episodes > 2
+    finally:
+        there.close()
 
 
 @pytest.mark.timeout(600)  # on a busy machine Ray takes minutes to notice the loss

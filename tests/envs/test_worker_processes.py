@@ -17,7 +17,6 @@ import pytest
 
 import toys
 from rl_training import Callback
-from rl_training.cli import main
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.collector import Collector
 from rl_training.envs.factory import EnvFactory
@@ -191,7 +190,7 @@ def test_workers_killed_in_the_middle_of_steps_change_nothing(tiny, algo):
     same_end(load_checkpoint(here.checkpoint_path), load_checkpoint(killed.checkpoint_path))
 
 
-@pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Breakout-v5", toys.Pictures, toys.DictCounter, Lists])
+@pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Breakout-v5", toys.Pictures, Lists])
 def test_a_worker_is_repeated_wherever_it_is_killed(source):
     """Before a step, before an episode begins, twice in an episode; of Atari, games that begin with no seed too."""
     limits = LIVES if str(source).startswith("ALE") else {"max_episode_steps": 9} if source == "Pendulum-v1" else {}
@@ -384,22 +383,12 @@ def test_arguments_can_be_changed_and_a_lost_worker_has_the_changed_ones(monkeyp
         there.close()
 
 
-def test_ids_registered_only_here_and_functions_of_scripts_reach_the_workers(tmp_path):
+def test_ids_registered_only_here_reach_the_workers():
     gym.register("Only-Here-v0", entry_point=lambda: Counter(limit=4))
     there = Collector(EnvFactory("Only-Here-v0", {}), 2, 7, backend="process")
     there.step(np.zeros(2, np.int64))
     there.close()
     del gym.registry["Only-Here-v0"]
-    script = tmp_path / "script.py"  # not guarded by __name__: nothing imports it again
-    script.write_text(
-        "import gymnasium as gym\nfrom rl_training import DQN\n"
-        "class Mine(gym.Wrapper):\n    pass\n"
-        "agent = DQN(lambda: Mine(gym.make('CartPole-v1')), num_envs=2, total_timesteps=64, learning_starts=8,\n"
-        f"            execution_backend='process', output_dir={str(tmp_path)!r}, progress='off')\n"
-        "print('steps', agent.learn().metrics['global_step'])\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "steps 64", done.stderr
 
 
 def test_what_cannot_be_sent_is_refused_in_one_line():
@@ -411,22 +400,25 @@ def test_what_cannot_be_sent_is_refused_in_one_line():
         Collector(EnvFactory(lambda: (lock, gym.make("CartPole-v1"))[1], {}), 1, 7, backend="process")
 
 
-RUN = """
+SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from toys import Counter, tiny_config
-from rl_training.experiment.registry import get_algorithm_spec
-class Slow(Counter):
-    def step(self, action):
-        time.sleep({pause})
-        return super().step(action)
-config = tiny_config("dqn", __import__("pathlib").Path(sys.argv[1]), num_envs=2, total_timesteps=100_000,
-                     execution_backend="process", env_workers=2, buffer_capacity=1000)
+from pathlib import Path
 from rl_training import Callback
+from rl_training.experiment.registry import get_algorithm_spec
+from toys import Counter, tiny_config
+class Slow(Counter):
+    steps = 0
+    def step(self, action):
+        self.steps += 1
+        time.sleep(600 if self.steps == {hangs} else 0.01)
+        return super().step(action)
 class Tell(Callback):
     def on_collect_end(self, trainer, result):
         if trainer.global_step == 8:
             print(*(worker.link._worker for worker in trainer._run._collector._workers._workers), flush=True)
+config = tiny_config("dqn", Path(sys.argv[1]), num_envs=2, total_timesteps=100_000, buffer_capacity=1000,
+                     execution_backend="process", env_workers=2)
 result = get_algorithm_spec("dqn").train(config, env=lambda: Slow(limit=9), callbacks=[Tell()])
 print("stopped at", result.metrics["global_step"])
 """
@@ -434,22 +426,22 @@ print("stopped at", result.metrics["global_step"])
 
 def running(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def begun(tmp_path, pause=0.01):
-    """A run in a process of its own, once its workers step, and their ids."""
-    code = RUN.format(tests=str(Path(toys.__file__).parent), pause=pause)
-    words = [sys.executable, "-c", code, str(tmp_path)]
+def begun(tmp_path, hangs=0):
+    """A script's run, once its workers step, with their ids. Nothing in the script guards it from being imported."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(toys.__file__).parent), hangs=hangs))
+    words = [sys.executable, str(script), str(tmp_path)]
     run = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     return run, [int(word) for word in run.stdout.readline().split()]
 
 
 def ended(pids):
-    for _ in range(400):
+    for _ in range(500):
         if not any(map(running, pids)):
             return True
         time.sleep(0.02)
@@ -466,13 +458,13 @@ def test_an_interrupt_of_the_whole_group_saves_the_run_and_leaves_nobody(tmp_pat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("pause", [0.01, 600 / 1000])
-def test_a_run_that_is_killed_leaves_nobody(tmp_path, pause):
-    run, workers = begun(tmp_path, pause)
-    children = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and parent_of(p) == run.pid]
+def test_a_run_that_is_killed_leaves_nobody_not_even_a_worker_that_hangs(tmp_path):
+    run, workers = begun(tmp_path, hangs=5)
+    children = [int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(path) == run.pid]
     run.kill()
     run.wait()
-    assert len(workers) == 2 and ended([*workers, *children])
+    run.stdout.close()
+    assert len(workers) == 2 and children and ended([*workers, *children])
 
 
 def parent_of(path):
@@ -484,7 +476,6 @@ def parent_of(path):
 
 def test_closing_ends_the_workers():
     _, there = collectors("CartPole-v1")
-    workers = worker_ids(there)
     there.step(np.zeros(3, np.int64))
     workers = worker_ids(there)
     there.close()
@@ -498,10 +489,3 @@ def test_a_collector_that_is_dropped_ends_its_workers():
     del there
     gc.collect()
     assert all(nursery().fate(worker) == "has ended with code 0" for worker in workers)
-
-
-def test_the_command_line_has_the_option(tmp_path, capsys):
-    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--total-timesteps", "64"]
-    options = ["execution_backend=process", "env_workers=2", "num_steps=32", "progress=off", f"output_dir={tmp_path}"]
-    assert main([*words, *(word for option in options for word in ("--set", option))]) == 0
-    capsys.readouterr()

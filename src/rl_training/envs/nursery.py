@@ -36,10 +36,10 @@ class Nursery:
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rl_training.envs.processes import serve; "
-            f"serve({theirs.fileno()})"
-        )
+        # the run decides what signals mean; a handler, since what is ignored stays so in programs that workers start
+        deaf = f"import signal, sys; [signal.signal(n, lambda *_: None) for n in {[*map(int, SIGNALS)]}]"
+        serve = f"from rl_training.envs.processes import serve; serve({theirs.fileno()})"
+        code = f"{deaf}; sys.path[:] = {sys.path!r}; {serve}"
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -87,8 +87,6 @@ def nursery() -> Nursery:
 
 def serve_forks(channel: int, work: Callable[[int, int, int], None]) -> None:
     """The clean process: forks a worker that calls ``work`` for every request, until its owner is gone."""
-    for number in SIGNALS:  # the run decides what they mean; a handler, since what is ignored stays so in subprocesses
-        signal.signal(number, lambda *_: None)
     owner, workers = socket.socket(fileno=channel), set[int]()
     while True:
         try:
