@@ -35,6 +35,10 @@ class Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return super().forward(x)
+        return self._fusible(x)
+
+    def _fusible(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as operations that the compiler fuses, or hands to the same kernel as eager layers."""
         if self.out_features <= FEW:
             return (x[..., None, :] * self.weight).sum(-1) + self.bias
         if x.ndim > 2:

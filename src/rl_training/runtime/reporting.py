@@ -12,7 +12,7 @@ import numpy as np
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
-from rl_training.experiment.runs import RunContext, dump_yaml, read_metadata, write_metadata
+from rl_training.experiment.runs import RunContext, read_metadata, write_metadata
 from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
@@ -54,7 +54,7 @@ class Reporter:
         config, self._context = self._config, context
         self._curves = {name for name in read_metadata(context).get("curves") or [] if isinstance(name, str)}
         self._loggers = Loggers(context, config, logged, self._own_loggers)
-        self.write_text(step, "config", f"```yaml\n{dump_yaml(config.plain())}```")
+        self._loggers.show_config(step, config)
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
 
     def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
@@ -104,8 +104,8 @@ class Reporter:
 
     def flush(self, step: int) -> None:
         """Write callbacks' numbers as a line of their own, if there are any."""
-        logged, self._logged = self._apart(self._logged, {}), {}
-        if logged:
+        if self._logged:
+            logged, self._logged = self._apart(self._logged, {}), {}
             self._to_loggers(step, logged, logged)
 
     @contextlib.contextmanager

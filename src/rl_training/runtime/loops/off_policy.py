@@ -43,14 +43,9 @@ class ReplayOptions(AlgorithmOptions):
         return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
 
     @classmethod
-    def chosen(cls, task: Task) -> dict[str, Any]:
+    def continuing(cls, *, policy: bool, replay: bool) -> dict[str, Any]:
         """A policy that was trained before acts from the first step, and learns at once from what is stored."""
-        chosen, changes = super().chosen(task), {}
-        if task.trained:
-            changes["initial_random_steps"] = 0
-        if task.stocked:
-            changes["learning_starts"] = 0
-        return {name: changes.get(name, value) for name, value in chosen.items()}
+        return {**({"initial_random_steps": 0} if policy else {}), **({"learning_starts": 0} if replay else {})}
 
     @staticmethod
     def warm_up(task: Task, steps: int) -> dict[str, int]:
