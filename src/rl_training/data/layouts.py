@@ -151,14 +151,7 @@ class FrameLayout(PackedLayout):
 
     PARTS = ("packed", "loose", "frames")
 
-    def __init__(
-        self,
-        capacity: int,
-        fields: Mapping[str, Field],
-        stack: int,
-        *,
-        reuse: bool = False,
-    ) -> None:
+    def __init__(self, capacity: int, fields: Mapping[str, Field], stack: int, *, reuse: bool = False) -> None:
         room = capacity + capacity // 10 + 256
         if room > EXACT:
             raise ValueError(f"a replay buffer of images holds at most {EXACT:,} of them, not {room:,}")

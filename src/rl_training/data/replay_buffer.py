@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,9 @@ class ReplayBuffer:
         extra = self.EXTRA if self._window is None else (*self.EXTRA, "discounts")
         fields = transition_fields(obs, action, extra)
         images = len(obs.shape) in (1, 3) and obs.dtype == np.uint8  # or rows of parts, images among them
-        self._layout: PackedLayout
+        layout = partial(FrameLayout, stack=frames) if images and share_frames else PackedLayout
         with enough_memory(f"a replay buffer of {capacity:,} transitions"):
-            if images and share_frames:
-                self._layout = FrameLayout(capacity, fields, frames, reuse=reuse)
-            else:
-                self._layout = PackedLayout(capacity, fields, reuse=reuse)
+            self._layout: PackedLayout = layout(capacity, fields, reuse=reuse)
 
     def __len__(self) -> int:
         return self.size
@@ -79,14 +77,9 @@ class ReplayBuffer:
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
         """Append one row or many; every value has the same leading length."""
         rewards = np.asarray(rewards)
-        rows: Rows = {
-            "obs": obs,
-            "actions": actions,
-            "rewards": rewards,
-            "next_obs": next_obs,
-            "dones": dones,
-            "truncations": np.zeros(rewards.shape) if truncations is None else truncations,
-        }
+        truncations = np.zeros(rewards.shape) if truncations is None else truncations
+        rows: Rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
+        rows |= {"dones": dones, "truncations": truncations}
         if rewards.ndim == 0:
             rows = {name: np.asarray(value)[None] for name, value in rows.items()}
         rows = self._layout.encode(rows, self._evict_oldest)

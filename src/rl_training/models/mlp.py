@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -140,13 +141,8 @@ def ensemble_mlp(
 ) -> EnsembleMLP:
     """E independent perceptrons; with ``layer_norm``, every hidden layer is normalised before its activation."""
 
-    def norm(width: int) -> nn.Module:
-        return EnsembleLayerNorm(members, width)
-
-    layers = _stack(
-        sizes, lambda i, o: EnsembleLinear(members, i, o), activation, activate_last, norm if layer_norm else None
-    )
-    return EnsembleMLP(*layers)
+    norm = partial(EnsembleLayerNorm, members) if layer_norm else None
+    return EnsembleMLP(*_stack(sizes, partial(EnsembleLinear, members), activation, activate_last, norm))
 
 
 def _stack(

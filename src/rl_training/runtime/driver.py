@@ -37,7 +37,7 @@ from rl_training.runtime.trainer import TrainResult
 
 __all__ = ["NOT_EVALUATED", "Driver"]
 
-LONGER = "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)"
+RUNNING = {"status": "running", "stop_kind": None, "stop_reason": None}
 NOT_EVALUATED = {"eval_return_mean": math.nan, "eval_return_std": math.nan, "eval_episodes": 0.0}
 
 
@@ -231,8 +231,7 @@ class Driver:
     def _recorded(self) -> Iterator[None]:
         """Keep metadata.json true: that the run is running, and then how it ended."""
         began, kind = time.time(), StopKind.FAILED
-        running = {"status": "running", "stop_kind": None, "stop_reason": None}
-        runs.write_metadata(self._context, {**running, "engine": self._run.engine.state_dict()})
+        runs.write_metadata(self._context, {**RUNNING, "engine": self._run.engine.state_dict()})
         try:
             yield
             kind = self._kind()
@@ -273,8 +272,13 @@ def warn_of_no_update(run: Run, first: int) -> None:
     n = run.config.num_envs
     last = -(-run.config.total_timesteps // n) * n
     if run.untrained and first >= last:
-        outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
-        warnings.warn(
-            f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; {LONGER}",
-            stacklevel=3,
-        )
+        _warn_of_no_update(first, last)
+
+
+def _warn_of_no_update(first: int, last: int) -> None:
+    outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
+    warnings.warn(
+        f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
+        "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
+        stacklevel=4,
+    )

@@ -126,9 +126,11 @@ class Run(Counters):
     def collected(self, collector: Collector, steps: int) -> None:
         """Announce new experience to callbacks; free if none listens."""
         if self._on_collect:
-            result = CollectResult(steps, collector.episodes, collector.metrics(), collector.obs)
-            for hook in self._on_collect:
-                hook(self.trainer_state(), result)
+            self._announce_collected(CollectResult(steps, collector.episodes, collector.metrics(), collector.obs))
+
+    def _announce_collected(self, result: CollectResult) -> None:
+        for hook in self._on_collect:
+            hook(self.trainer_state(), result)
 
     def note(self, **metrics: float) -> None:
         """Metrics of the loop's own, logged with the learner's."""
