@@ -71,16 +71,14 @@ class Driver:
                         run.announce(str(run.origin))
                     with run.reporter.line_of_its_own(run.step):
                         run.callbacks.call("on_train_start", run.trainer_state())
-                    self._iterate()
+                    self._iterate(resumed=checkpoint is not None)
                     return self._conclude()
 
-    def _iterate(self) -> None:
+    def _iterate(self, *, resumed: bool) -> None:
         run, loop, trainer = self._run, self._loop, self._run.trainer
         clock = Clock(run.config, run.options.eval_interval, self._attended)
         run.save_at = self._saver.due_at
-        if self._attended < run.step and not loop.mid_step:
-            self._attend(clock)  # what was due when the checkpoint was written
-        if run.stopping.check_budgets(run) or self._at_total or trainer.should_stop:
+        if (resumed and self._nothing_left(clock)) or trainer.should_stop:
             return
         for _ in loop:
             self._saver.stale = True
@@ -94,6 +92,12 @@ class Driver:
             run.reporter.progress.tick(run.step)
             if trainer.should_stop or run.step >= self._total:
                 return
+
+    def _nothing_left(self, clock: Clock) -> bool:
+        """Do what was due when the checkpoint of a resumed run was written; True if there is nothing left to learn."""
+        if self._attended < self._run.step and not self._loop.mid_step:
+            self._attend(clock)
+        return self._run.stopping.check_budgets(self._run) or self._at_total
 
     def _attend(self, clock: Clock) -> None:
         """Save, evaluate and log, whatever is due. The save comes first: evaluations are long, and what a stop or a

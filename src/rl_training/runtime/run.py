@@ -48,7 +48,7 @@ class Run(Counters):
         *,
         device: torch.device,
         callbacks: Sequence[Callback] = (),
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[Logger] | None = None,
         chosen: Mapping[str, Any] = {},
     ) -> None:
         """``chosen``: options that were taken from the task, which are announced at the start."""
@@ -63,7 +63,7 @@ class Run(Counters):
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState(run=self)
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
-        self.reporter = Reporter(config, loggers)
+        self.reporter = Reporter(config, loggers or ())
         self.save_at = math.inf  # when a save is due by the clock (time.monotonic); the driver's
 
     def collector(self, **options: Any) -> Collector:

@@ -182,14 +182,7 @@ class AlgorithmSpec:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         hooks = [*build_control_callbacks(config), *(callbacks or ())]
         run = Run(
-            config,
-            options,
-            factory,
-            plan.spaces,
-            device=plan.device,
-            callbacks=hooks,
-            loggers=loggers or (),
-            chosen=chosen,
+            config, options, factory, plan.spaces, device=plan.device, callbacks=hooks, loggers=loggers, chosen=chosen
         )
         if checkpoint_state is not None:
             run.decided = decided_options(checkpoint_state)
