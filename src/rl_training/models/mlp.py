@@ -163,15 +163,12 @@ def _stack(
 def orthogonal_(module: nn.Module, gain: float) -> None:
     """Orthogonal weights and zero biases in every linear or convolutional layer, member by member in an ensemble."""
     for layer in module.modules():
-        if isinstance(layer, EnsembleLinear):
-            for weight in layer.weight.data:  # (in, out): orthogonal up to transposition
+        if isinstance(layer, EnsembleLinear | nn.Linear | nn.Conv2d):
+            members = layer.weight.data if isinstance(layer, EnsembleLinear) else [layer.weight]  # (in, out) each
+            for weight in members:  # orthogonal up to transposition
                 nn.init.orthogonal_(weight, gain)
-        elif isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain)
-        else:
-            continue
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def xavier_(module: nn.Module) -> None:
