@@ -28,11 +28,6 @@ class ConfigError(ValueError):
         self.problems = problems
         super().__init__("; ".join(where + _dotted(loc) + message for loc, message in problems))
 
-    @classmethod
-    def at(cls, *loc: str | int, problem: str) -> ConfigError:
-        """One mistake, at one place."""
-        return cls([(loc, problem)])
-
     def under(self, *prefix: str | int) -> ConfigError:
         """The same mistakes, of options that lie below ``prefix``."""
         return ConfigError([((*prefix, *loc), message) for loc, message in self.problems])

@@ -33,8 +33,9 @@ class Clock:
     def __init__(self, config: TrainConfig, eval_interval: int | None, step: int) -> None:
         self._total, self._last = config.total_timesteps, step
         twentieth = max(1, self._total // 20)
-        log, evaluate = config.log_interval or max(1, self._total // 100), eval_interval
-        self._intervals = log, config.checkpoint_interval or twentieth, twentieth if evaluate is None else evaluate
+        log = config.log_interval or max(1, self._total // 100)
+        evaluate = twentieth if eval_interval is None else eval_interval
+        self._intervals = log, config.checkpoint_interval or twentieth, evaluate
         self._redraw = max(1, log // 10)  # lets the progress bar move between log lines
         self.next_step = self._after(step)  # there is nothing to do before it
 

@@ -54,14 +54,14 @@ class NetworkOptions(Options):
         chosen = [name for name in ("activation", "initialisation") if getattr(self, name) is not None]
         if not own:
             problem = "is for the algorithm's own network, and network= gives another"
-            raise ConfigError.at("algo_kwargs", chosen[0], problem=problem)
+            raise ConfigError([(("algo_kwargs", chosen[0]), problem)])
         try:
             if self.initialisation is not None:
                 initialise_hidden_(network, self.initialisation)
             if self.activation is not None:
                 use_activation_(network, self.activation)
         except ValueError as error:
-            raise ConfigError.at("algo_kwargs", *chosen, problem=str(error)) from None
+            raise ConfigError([(("algo_kwargs", *chosen), str(error))]) from None
 
 
 class OptimizerOptions(Options):

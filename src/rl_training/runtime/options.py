@@ -35,7 +35,7 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
-    time_limit: Callable[[], int | None] = type(None)  # steps after which episodes are truncated; makes one to see
+    time_limit: Callable[[], int | None] = lambda: None  # steps until truncation; makes an environment to see
 
 
 class AlgorithmOptions(Options):

@@ -73,7 +73,7 @@ class Blueprint:
         parts = self.spaces.parts if self.spaces.mixed else None
         if self.spaces.image or (parts is not None and not parts.vector_size):
             problem = "images are scaled by their range; leave it off"
-            raise ConfigError.at("algo_kwargs", "normalize_observations", problem=problem)
+            raise ConfigError([(("algo_kwargs", "normalize_observations"), problem)])
         if parts is not None:
             return PartsNormalizer(parts, clip=clip)
         return ObservationNormalizer(self.spaces.obs_shape, clip=clip)
@@ -116,7 +116,7 @@ class AlgorithmSpec:
         """The algorithm's options, validated, and the environment's too: mistakes show before anything is made."""
         if config.algo != self.name:
             problem = f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own"
-            raise ConfigError.at("algo", problem=problem)
+            raise ConfigError([(("algo",), problem)])
         for training in (True, False):
             parse_env_kwargs(config.env_kwargs, training=training)
         try:
@@ -204,10 +204,10 @@ class AlgorithmSpec:
         self.options(config)
         for name in ("init_parts", "init_optimizer", "init_replay"):
             if getattr(config, name) and config.init_from is None:
-                raise ConfigError.at(name, problem="does nothing without init_from")
+                raise ConfigError([((name,), "does nothing without init_from")])
         if config.async_collection and not self.config.ASYNC:
             problem = f"{self.name} waits for every step; only off-policy algorithms without a model learn meanwhile"
-            raise ConfigError.at("async_collection", problem=problem)
+            raise ConfigError([(("async_collection",), problem)])
         Loggers.check(config, loggers)
         watchdog = None if config.env_limit_seconds is None else Watchdog(config.env_limit_seconds)
         factory = EnvFactory(env if env is not None else config.env_id, config.env_kwargs, watchdog=watchdog)
