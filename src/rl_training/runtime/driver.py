@@ -239,23 +239,23 @@ class Driver:
         try:
             yield
             kind = self._kind()
-        except StoppedAtOnce as stopped:
-            kind, saved = StopKind.SIGNAL, runs.list_checkpoints(self._context)
-            stopped.run_dir = self._context.run_dir if saved else None
-            raise
-        except Exception as error:
-            self._fail(error)
+        except (Exception, StoppedAtOnce) as error:
+            kind = self._failed(error)
             raise
         finally:
             self._record_end(kind, time.time() - began)
 
-    def _fail(self, error: Exception) -> None:
+    def _failed(self, error: Exception | StoppedAtOnce) -> StopKind:
         """Tell callbacks; the failure of an environment is reported, and raised as the run's."""
-        if not isinstance(error, EnvironmentFailure):
-            return self._tell_of(error)
-        failure = self._saver.failure(report_failure(self._context, self._run.config, self._run.step, error))
-        self._tell_of(failure)
-        raise failure from error
+        if isinstance(error, StoppedAtOnce):
+            error.run_dir = self._context.run_dir if runs.list_checkpoints(self._context) else None
+            return StopKind.SIGNAL
+        if isinstance(error, EnvironmentFailure):
+            failure = self._saver.failure(report_failure(self._context, self._run.config, self._run.step, error))
+            self._tell_of(failure)
+            raise failure from error
+        self._tell_of(error)
+        return StopKind.FAILED
 
     def _kind(self) -> StopKind:
         """How the run ended, if it did not fail."""

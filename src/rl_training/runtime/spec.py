@@ -167,10 +167,9 @@ class AlgorithmSpec:
         env: EnvSource | None = None,
         network: Network | None = None,
         run_dir: Path | None = None,
-        locked: bool = False,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory.
-        ``locked``: the caller has locked ``run_dir``."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or else in
+        a new directory."""
         if checkpoint_state is not None:
             self._check_resumed(checkpoint_state, config, env)
         factory = self._checked(config, env, loggers or ())
@@ -197,7 +196,7 @@ class AlgorithmSpec:
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
             if run.origin is not None:
                 write_metadata(context, {"parent": run.origin.facts()})
-            return Driver(run, loop, context).drive(checkpoint_state, locked=locked)
+            return Driver(run, loop, context).drive(checkpoint_state, locked=run_dir is not None)
 
     def _checked(self, config: TrainConfig, env: EnvSource | None, loggers: Sequence[Logger]) -> EnvFactory:
         """Refuse every mistake that shows before anything is made; returns what makes the environments."""
