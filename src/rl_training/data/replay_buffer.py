@@ -77,9 +77,8 @@ class ReplayBuffer:
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
         """Append one row or many; every value has the same leading length."""
         rewards = np.asarray(rewards)
-        truncations = np.zeros(rewards.shape) if truncations is None else truncations
-        rows: Rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs}
-        rows |= {"dones": dones, "truncations": truncations}
+        rows: Rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs, "dones": dones}
+        rows["truncations"] = np.zeros(rewards.shape) if truncations is None else truncations
         if rewards.ndim == 0:
             rows = {name: np.asarray(value)[None] for name, value in rows.items()}
         rows = self._layout.encode(rows, self._evict_oldest)
