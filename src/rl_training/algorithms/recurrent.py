@@ -47,8 +47,8 @@ class CarriedPolicy(nn.Module):
 class Remembering(Learner):
     """Acts with a state (N, C) that is carried from step to step, zeros at the start of an episode."""
 
-    PARTS: ClassVar[tuple[str, ...]] = ()  # a graph would be unrolled over time, and made anew for other lengths
-    COMPILE_THRESHOLD: ClassVar[int] = 10**12
+    PARTS: ClassVar[tuple[str, ...]] = ()
+    EAGER: ClassVar[str] = "a graph would be unrolled over time, and made anew for sequences of other lengths"
 
     def initial_carry(self, n: int) -> np.ndarray:
         return np.zeros((n, self._memory_size), np.float32)

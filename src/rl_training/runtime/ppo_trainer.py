@@ -36,6 +36,11 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     initial_log_std: float = opt(0.0, "log-deviation of Box actions at the start, in units of the box; by task: -0.5")
 
     @classmethod
+    def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
+        memory = dict.fromkeys(MemoryOptions.model_fields, "'recurrent' of ppo, which alone of its variants has a memory")
+        return {**super().elsewhere(values), **memory}
+
+    @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
         chosen = super().for_task(task)
         return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind == "box" else chosen
