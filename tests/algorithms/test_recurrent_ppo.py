@@ -254,7 +254,8 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tiny, kind, num_envs, s
     assert straight.buffer_state["carry"]["value"].shape[0] == num_envs
     stopped = spec.train(config, run_suffix="stopped", callbacks=[copy.deepcopy(stop)])
     saved = load_checkpoint(stopped.checkpoint_path).buffer_state
-    assert ("rollout" in saved) == isinstance(stop, StopAtEpisode) and saved["carry"]["value"].any()
+    assert ("rollout" in saved) == isinstance(stop, StopAtEpisode)
+    assert saved["carry"]["value"].any() or num_envs == 1  # whose episode has just ended
     same_end(straight, load_checkpoint(resume_training(stopped.run_dir).checkpoint_path))
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
 
 from rl_training.algorithms.base import Acting
-from rl_training.algorithms.recurrent import RecurrentPPO
+from rl_training.algorithms.recurrent import RecurrentPPO, SequenceValues
 from rl_training.base.options import ConfigError, Options, opt
+from rl_training.data.recurrent_replay import RecurrentReplayBuffer
 from rl_training.data.sequence_rollout import SequenceRollout
 from rl_training.envs.collector import Step
 from rl_training.models.memory import MemorySize
 from rl_training.runtime.loops.base import Loop
-from rl_training.runtime.loops.off_policy import Carry
+from rl_training.runtime.loops.off_policy import Carry, OffPolicyLoop, ReplayOptions
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import Blueprint
 
-__all__ = ["MEMORY_FORM", "MemoryOptions", "RecurrentOnPolicyLoop", "either_loop"]
+__all__ = ["MEMORY_FORM", "MemoryOptions", "RecurrentOnPolicyLoop", "SequenceLoop", "either_loop", "make_sequences"]
 
 MEMORY_FORM = ("recurrent", "recurrent_size")  # options that shape networks
 
@@ -28,25 +29,24 @@ MEMORY_FORM = ("recurrent", "recurrent_size")  # options that shape networks
 class MemoryOptions(Options):
     """A recurrent layer in the algorithm's own networks, and the sequences that it learns from."""
 
+    MEMORY: ClassVar[tuple[str, ...]] = ("recurrent_size", "sequence_length")  # do nothing without ``recurrent``
+
     recurrent: Literal["lstm", "gru"] | None = opt(
         None, "a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; null: none"
     )
     recurrent_size: int = opt(64, "units of the recurrent layer", ge=1)
     sequence_length: int = opt(64, "recurrent: most steps of a sequence, through which gradients flow", ge=1)
 
-    def memory_options(self) -> set[str]:
-        """The options that do nothing without ``recurrent``."""
-        return set(MemoryOptions.model_fields) - {"recurrent"}
-
     @model_validator(mode="after")
     def _memory_in_force(self) -> Any:
-        for name in sorted(self.memory_options() & self.model_fields_set if self.recurrent is None else ()):
-            raise ValueError(f"{name} does nothing without recurrent")
+        for name in self.MEMORY:
+            if self.recurrent is None and name in self.model_fields_set:
+                raise ValueError(f"{name} does nothing without recurrent")
         return self
 
     def idle(self) -> set[str]:
         others: set[str] = super().idle()  # type: ignore[misc]
-        return others | (self.memory_options() if self.recurrent is None else set())
+        return others | (set(self.MEMORY) if self.recurrent is None else set())
 
     def memory(self, plan: Blueprint) -> MemorySize | None:
         """The recurrent layer of networks, if they are to have one."""
@@ -107,3 +107,38 @@ class RecurrentOnPolicyLoop(OnPolicyLoop):
         rollout = self._rollout
         each: int = self._cfg.update_epochs * -(-rollout.pieces // rollout.pieces_of(self._cfg.minibatch_size))
         return -(-total_timesteps // (rollout.num_steps * rollout.num_envs)) * each
+
+
+def make_sequences(run: Run, cfg: ReplayOptions, length: int, **options: Any) -> RecurrentReplayBuffer:
+    """A buffer of the run's observations in sequences of ``length``."""
+    longest = 2 * run.config.total_timesteps + run.config.num_envs * (length + 2)  # of one-step episodes
+    try:
+        return RecurrentReplayBuffer(
+            min(cfg.buffer_capacity, longest), run.config.num_envs, run.spaces.obs_shape, length,
+            run.spaces.obs_dtype, run.spaces.action_shape, run.spaces.action_dtype, run.device, rng=run.rng("replay"),
+            **options,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigError([(("algo_kwargs", "buffer_capacity"), str(error))]) from None
+
+
+class SequenceLoop(OffPolicyLoop):
+    """The off-policy loop of action values with a memory: stores the state of every step, and draws sequences."""
+
+    def __init__(self, run: Run, agent: SequenceValues, cfg: Any) -> None:
+        length = cfg.burn_in + cfg.sequence_length + 1  # the last observation is only bootstrapped from
+        replay: Any = make_sequences(run, cfg, length, hidden_size=agent.initial_carry(1).shape[-1])
+        super().__init__(run, agent, cfg, replay=replay)
+        self._starts = max(cfg.learning_starts, length * run.config.num_envs)
+        self._rows = max(1, cfg.batch_size // cfg.sequence_length)  # sequences
+
+    def step(self) -> None:
+        self._before = self.carry.value
+        super().step()
+
+    def stored_beside(self) -> dict[str, Any]:
+        return {"states": self._before, "next_states": self.carry.value}
+
+    def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
+        self.replay.cut(lost, obs, self.carry.value)  # type: ignore[call-arg]
+        self.carry.renew(lost)
