@@ -23,7 +23,7 @@ from rl_training.models import MLPActorCritic
 from rl_training.models.memory import MemorySize, Sequences
 from rl_training.runtime.run import Run
 from rl_training.runtime.workflows import resume_training
-from toys import Pictures, StopAt, Signs, same_end
+from toys import Pictures, Signs, StopAt, same_end
 
 KINDS = ("lstm", "gru")
 STEPS, ENVS, GAMMA, LAMBDA = 8, 3, 0.9, 0.7
@@ -283,7 +283,9 @@ def test_what_has_no_memory_refuses_one_in_a_line(tiny):
     with pytest.raises(ValueError, match="recurrent: is for the algorithm's own network, and network= gives another"):
         get_algorithm_spec("ppo").train(tiny("ppo", recurrent="lstm"), network=MLPActorCritic)
     with pytest.raises(ValueError, match="MLPActorCritic has no memory"):
-        RecurrentPPO(policy=MLPActorCritic(obs_dim=2, action_dim=2), learning_rate=1, clip_coef=1, ent_coef=0, vf_coef=1)
+        RecurrentPPO(
+            policy=MLPActorCritic(obs_dim=2, action_dim=2), learning_rate=1, clip_coef=1, ent_coef=0, vf_coef=1
+        )
 
 
 def test_updates_stay_eager_and_the_run_says_why(tiny, capsys):

@@ -140,7 +140,6 @@ def test_an_actor_and_its_critic_have_a_memory_each_and_act_in_numpy_as_a_plain_
         np.testing.assert_allclose(one, torch.stack(other).numpy(), rtol=0, atol=2e-6)
 
 
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -166,8 +166,10 @@ class RecurrentTrunk(nn.Module):
             carry: torch.Tensor = given.carry
             return carry
         rows, starts, carry, first = given.warmup
-        for t in range(len(starts)):
-            carry = self._step(self.encoder(rows[t]), carry * (1 - starts[t])[:, None])
+        if len(starts):
+            features = self.encoder(rows.flatten(0, 1)).unflatten(-2, starts.shape)
+            for t, start in enumerate(starts):
+                carry = self._step(features[..., t, :, :], carry * (1 - start)[:, None])
         return torch.where(first[:, None] >= 0, carry[first.clamp(min=0)], 0)
 
 

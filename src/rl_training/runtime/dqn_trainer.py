@@ -126,7 +126,10 @@ class DQNOptions(MemoryOptions, NetworkOptions, OptimizerOptions, OffPolicyOptio
         if self.recurrent is None:
             return self
         refused = {
-            "prioritized": (self.prioritized, "priorities are of single transitions, and sequences are drawn uniformly"),
+            "prioritized": (
+                self.prioritized,
+                "priorities are of single transitions, and sequences are drawn uniformly",
+            ),
             "n_step": (self.n_step > 1, "sequences hold the reward of every step"),
             "noisy": (self.noisy, "the noise would change from step to step of a sequence"),
             "hindsight": (self.hindsight is not None, "the stored states were met with another goal"),

@@ -37,7 +37,9 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
 
     @classmethod
     def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
-        memory = dict.fromkeys(MemoryOptions.model_fields, "'recurrent' of ppo, which alone of its variants has a memory")
+        memory = dict.fromkeys(
+            MemoryOptions.model_fields, "'recurrent' of ppo, which alone of its variants has a memory"
+        )
         return {**super().elsewhere(values), **memory}
 
     @classmethod
