@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import gymnasium as gym
@@ -192,7 +193,7 @@ def test_the_gradient_goes_back_to_the_first_step_of_a_sequence_but_not_across_a
     [batch] = rollout.iter_minibatches(1_000, shuffle=False)
     assert len(batch["lengths"]) > ENVS and int(batch["lengths"].max()) > 1
     edges = np.cumsum([0, *batch["lengths"].tolist()])
-    for first, end in zip(edges, edges[1:]):
+    for first, end in itertools.pairwise(edges):
         obs = batch["obs"].clone().requires_grad_()
         given: Any = Sequences(obs, batch["carry"], batch["lengths"])
         loop.agent.model.evaluate_actions(given, batch["actions"]).values[end - 1].backward()

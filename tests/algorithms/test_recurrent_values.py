@@ -338,10 +338,10 @@ def test_what_does_not_go_with_a_memory_is_refused_in_a_line(tiny, algo, given, 
 def test_networks_of_ones_own_and_too_small_buffers_are_refused(tiny):
     with pytest.raises(ValueError, match="recurrent: is for the algorithm's own network"):
         get_algorithm_spec("dqn").train(tiny("dqn", recurrent="gru"), network=MLPQNetwork)
-    with pytest.raises(ValueError, match="buffer_capacity: .* cannot hold sequences of 25"):
+    with pytest.raises(ValueError, match=r"buffer_capacity: .* cannot hold sequences of 25"):
         get_algorithm_spec("dqn").train(tiny("dqn", recurrent="gru", buffer_capacity=20))
+    plain = MLPQNetwork(obs_dim=2, action_dim=2)
     with pytest.raises(ValueError, match="MLPQNetwork has no memory"):
-        plain = MLPQNetwork(obs_dim=2, action_dim=2)
         SequenceValues(q_network=plain, learning_rate=1.0, gamma=0.9, target_update_interval=1)
 
 

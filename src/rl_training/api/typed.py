@@ -272,9 +272,13 @@ class DQNKeywords(RunKeywords, total=False):
     """Keywords of DQN."""
 
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     train_frequency: int
     """environment steps between updates, whatever the number of environments (≥ 1); default: 2"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -337,6 +341,11 @@ class DQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
 
 
 class DQN(ManagedAlgorithm):
@@ -344,8 +353,10 @@ class DQN(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunKeywords``):
 
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -383,6 +394,9 @@ class DQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
     """
 
     algo_name = "dqn"
@@ -458,7 +472,7 @@ class GAILKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -466,7 +480,8 @@ class GAILKeywords(RunKeywords, total=False):
     target_kl: float | None
     """skip the remaining passes once the policy has moved this far (> 0); default: None"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -544,12 +559,13 @@ class GAIL(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
+      by task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -590,6 +606,40 @@ class GAIL(ManagedAlgorithm):
 class PPOKeywords(RunKeywords, total=False):
     """Keywords of PPO."""
 
+    num_steps: int
+    """steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each for images (≥
+    1); default: by task"""
+    update_epochs: int
+    """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
+    minibatch_size: int
+    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
+    gamma: float
+    """discount (≥ 0, ≤ 1); default: 0.99"""
+    gae_lambda: float
+    """how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95"""
+    target_kl: float | None
+    """skip the remaining passes once the policy has moved this far (> 0); default: None"""
+    normalize_observations: bool
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
+    normalize_rewards: bool
+    """scale rewards by the running deviation of the discounted return; by task: true for vectors; default: by task"""
+    optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
+    """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
+    weight_decay: float | None
+    """adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None"""
+    optimizer_betas: list[float] | tuple[float, float] | None
+    """adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999]; default: None"""
+    optimizer_decay: float | None
+    """rmsprop: how much the mean of squares keeps; None: 0.95 (≥ 0, < 1); default: None"""
+    optimizer_epsilon: float | None
+    """added to the denominator; None: the algorithm's own (> 0); default: None"""
+    activation: Literal["relu", "tanh", "silu", "elu", "gelu", "leaky_relu"] | None
+    """of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's own; default:
+    None"""
+    initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
+    """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
+    default: None"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [64, 64]"""
     learning_rate: float
@@ -612,39 +662,13 @@ class PPOKeywords(RunKeywords, total=False):
     """zero mean and unit deviation within each minibatch; default: True"""
     initial_log_std: float
     """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
-    num_steps: int
-    """steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each for images (≥
-    1); default: by task"""
-    update_epochs: int
-    """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
-    minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
-    gamma: float
-    """discount (≥ 0, ≤ 1); default: 0.99"""
-    gae_lambda: float
-    """how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95"""
-    target_kl: float | None
-    """skip the remaining passes once the policy has moved this far (> 0); default: None"""
-    normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
-    normalize_rewards: bool
-    """scale rewards by the running deviation of the discounted return; by task: true for vectors; default: by task"""
-    optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
-    """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
-    weight_decay: float | None
-    """adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None"""
-    optimizer_betas: list[float] | tuple[float, float] | None
-    """adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999]; default: None"""
-    optimizer_decay: float | None
-    """rmsprop: how much the mean of squares keeps; None: 0.95 (≥ 0, < 1); default: None"""
-    optimizer_epsilon: float | None
-    """added to the denominator; None: the algorithm's own (> 0); default: None"""
-    activation: Literal["relu", "tanh", "silu", "elu", "gelu", "leaky_relu"] | None
-    """of hidden layers: relu, tanh, silu, elu, gelu (its tanh form) or leaky_relu; None: the algorithm's own; default:
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
     None"""
-    initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
-    """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
-    default: None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: most steps of a sequence, through which gradients flow (≥ 1); default: 64"""
 
 
 class PPO(ManagedAlgorithm):
@@ -652,27 +676,16 @@ class PPO(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunKeywords``):
 
-    - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [64, 64]
-    - ``learning_rate``: step size of Adam (> 0); default: 0.0003
-    - ``clip_coef``: how far the policy's probabilities may move in one rollout (> 0); default: 0.2
-    - ``clip_coef_schedule``: schedule of clip_coef: {type, start, end}; default: None
-    - ``ent_coef``: weight of the entropy bonus (≥ 0); default: 0.0
-    - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
-    - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
-    - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
-    - ``clip_values``: also limit how far values move, by clip_coef; default: False
-    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
-    - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
-      task
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
+      by task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``normalize_rewards``: scale rewards by the running deviation of the discounted return; by task: true for vectors;
       default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
@@ -685,6 +698,22 @@ class PPO(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [64, 64]
+    - ``learning_rate``: step size of Adam (> 0); default: 0.0003
+    - ``clip_coef``: how far the policy's probabilities may move in one rollout (> 0); default: 0.2
+    - ``clip_coef_schedule``: schedule of clip_coef: {type, start, end}; default: None
+    - ``ent_coef``: weight of the entropy bonus (≥ 0); default: 0.0
+    - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
+    - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
+    - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
+    - ``clip_values``: also limit how far values move, by clip_coef; default: False
+    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
+    - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
+      task
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: most steps of a sequence, through which gradients flow (≥ 1); default: 64
     """
 
     algo_name = "ppo"
@@ -710,7 +739,7 @@ class QRDQNKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -742,6 +771,15 @@ class QRDQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -783,7 +821,7 @@ class QRDQN(ManagedAlgorithm):
     - ``num_quantiles``: quantiles of each action's return (≥ 1); default: 50
     - ``kappa``: threshold of the Huber loss: errors up to this size count squared (> 0); default: 1.0
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -802,6 +840,11 @@ class QRDQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -851,7 +894,7 @@ class IQNKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -883,6 +926,15 @@ class IQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -929,7 +981,7 @@ class IQN(ManagedAlgorithm):
     - ``action_samples``: fractions at which actions are valued (≥ 1); default: 32
     - ``embedding_dim``: cosines that embed a fraction (≥ 1); default: 64
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -948,6 +1000,11 @@ class IQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -1326,7 +1383,7 @@ class FQFKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -1358,6 +1415,15 @@ class FQFKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -1407,7 +1473,7 @@ class FQF(ManagedAlgorithm):
       paper; default: True
     - ``entropy_coef``: weight of the entropy that keeps fractions apart (≥ 0); default: 0.001
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -1426,6 +1492,11 @@ class FQF(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -1819,7 +1890,7 @@ class PPGKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -1827,7 +1898,8 @@ class PPGKeywords(RunKeywords, total=False):
     target_kl: float | None
     """skip the remaining passes once the policy has moved this far (> 0); default: None"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
     normalize_rewards: bool
     """scale rewards by the running deviation of the discounted return; by task: true for vectors; default: by task"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
@@ -1888,12 +1960,13 @@ class PPG(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
+      by task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``normalize_rewards``: scale rewards by the running deviation of the discounted return; by task: true for vectors;
       default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam

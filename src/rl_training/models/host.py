@@ -237,7 +237,7 @@ def _dueling(head: DuelingHead) -> list[Layer] | None:
 
 
 def _remembering(trunk: RecurrentTrunk) -> list[Layer] | None:
-    encoder, memories = numpy_layers(trunk.encoder), list(trunk.memories)
+    encoder, memories = numpy_layers(trunk.encoder), trunk.parts()
     kept = all(ordinary(one, Memory) and not overridden(one) for one in memories)
     if encoder is None or not kept or not all(ordinary(one.layer, nn.LSTM, nn.GRU) for one in memories):
         return None

@@ -84,7 +84,7 @@ class Memory(nn.Module):
 
     def __init__(self, inputs: int, kind: MemoryKind, size: int) -> None:
         super().__init__()
-        self.layer = nn.LSTM(inputs, size) if kind == "lstm" else nn.GRU(inputs, size)
+        self.layer: Any = nn.LSTM(inputs, size) if kind == "lstm" else nn.GRU(inputs, size)
         self.size, self.cells = size, kind == "lstm"
         self.state_size = 2 * size if self.cells else size
 
@@ -131,33 +131,34 @@ class RecurrentTrunk(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.memories = nn.ModuleList(Memory(width, *memory) for _ in range(towers))
-        self.state_size = sum(part.state_size for part in self._memories())
+        self.state_size = sum(part.state_size for part in self.parts())
 
-    def _memories(self) -> list[Memory]:
+    def parts(self) -> list[Memory]:
+        """The memories of all towers."""
         return [part for part in self.memories if isinstance(part, Memory)]
 
     def forward(self, given: Sequences) -> torch.Tensor:
         features = self.encoder(given.rows)
         if given.lengths is None:
             given.after = self._step(features, given.carry)
-            outputs = [state[:, : part.size] for part, state in zip(self._memories(), self._split(given.after))]
+            outputs = [state[:, : part.size] for part, state in zip(self.parts(), self._split(given.after))]
         else:
             carry, lengths = self._warmed(given), given.lengths
-            each = zip(self._memories(), self._towers(features), self._split(carry))
+            each = zip(self.parts(), self._towers(features), self._split(carry))
             outputs = [part.unroll(x, lengths, state) for part, x, state in each]
         if given.pick is not None:
             outputs = [output.index_select(0, given.pick) for output in outputs]
         return outputs[0] if len(outputs) == 1 else torch.stack(outputs)
 
     def _step(self, features: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
-        each = zip(self._memories(), self._towers(features), self._split(carry))
+        each = zip(self.parts(), self._towers(features), self._split(carry))
         return torch.cat([part.step(x, state) for part, x, state in each], -1)
 
     def _towers(self, features: torch.Tensor) -> list[torch.Tensor]:
         return [features] if len(self.memories) == 1 else list(features)
 
     def _split(self, carry: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(carry, [part.state_size for part in self._memories()], -1)
+        return torch.split(carry, [part.state_size for part in self.parts()], -1)
 
     @torch.no_grad()
     def _warmed(self, given: Sequences) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -236,7 +237,8 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
 
     def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
         sizes: dict[str, Any] = cfg.pick(cfg.NETWORK)
-        make, memory = learner, cfg.memory(plan)
+        make: Callable[..., DQN] = learner
+        memory = cfg.memory(plan)
         if memory is not None:
             make, sizes["memory"] = partial(RECURRENT[learner], burn_in=cfg.burn_in), memory
         return make(
