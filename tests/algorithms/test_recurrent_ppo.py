@@ -260,6 +260,20 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tiny, kind, num_envs, s
     same_end(straight, load_checkpoint(resume_training(stopped.run_dir).checkpoint_path))
 
 
+def test_a_run_that_starts_from_an_agent_has_its_memory_or_none_where_it_has_none(tiny):
+    spec = get_algorithm_spec("ppo")
+    for memory in ({"recurrent": "gru", "recurrent_size": 5}, {}):
+        first = spec.train(tiny("ppo", total_timesteps=32, **memory), run_suffix=f"first {len(memory)}")
+        config = tiny("ppo", total_timesteps=32, learning_rate=1e-30, max_grad_norm=1e-30).replace(
+            init_from=str(first.run_dir)
+        )
+        second = spec.train(config, run_suffix=f"second {len(memory)}")
+        assert load_checkpoint(second.checkpoint_path).config["algo_kwargs"].get("recurrent") == memory.get("recurrent")
+        ours, theirs = (load_checkpoint(one.checkpoint_path).algorithm_state["model"] for one in (second, first))
+        assert ours.keys() == theirs.keys() and any("memories" in name for name in ours) == bool(memory)
+        assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
+
+
 def trained(tiny, **options):
     env = {"env_id": "own", "total_timesteps": 5_000, "num_envs": 8, "normalize_observations": False}
     sizes = {"num_steps": 32, "minibatch_size": 64, "update_epochs": 4, "hidden_sizes": [16], "gamma": 0.9}

@@ -472,7 +472,7 @@ class GAILKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -559,8 +559,8 @@ class GAIL(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
-      by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
@@ -612,7 +612,7 @@ class PPOKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -679,8 +679,8 @@ class PPO(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
-      by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
@@ -1890,7 +1890,7 @@ class PPGKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -1960,8 +1960,8 @@ class PPG(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images and with a memory (≥ 1); default:
-      by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None

@@ -43,9 +43,7 @@ class OnPolicyOptions(AlgorithmOptions):
         ge=1,
     )
     update_epochs: int = opt(4, "passes over each rollout; by task: 10 for vectors, 4 for images", ge=1)
-    minibatch_size: int = opt(
-        256, "samples per update; by task: 64 for vectors, 256 for images and with a memory", ge=1
-    )
+    minibatch_size: int = opt(256, "samples per update; by task: 64 for vectors, 256 for images or a memory", ge=1)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
     target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
