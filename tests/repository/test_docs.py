@@ -51,6 +51,7 @@ best = [float(line.split()[1]) for line in said[1:]]
 assert best and best == sorted(best) and all(float(line.split()[0]) % 256 == 0 for line in said[1:])
 """,
     "mbpo.md-0": TORQUE,
+    "memory.md-0": "assert float(said[-1]) == 1 and state.shape == (32,) and action in (0, 1)",
     "mopo.md-0": TORQUE,
     "networks.md-0": "assert '(256, 64), (256,), (256,), (256,), (2, 256)' in said[-1] and runs[0].config['algo'] == 'dqn'",
     "networks.md-1": """

@@ -75,6 +75,7 @@ class Learner(Stateful, metaclass=_AfterInit):
     CONTROLS: ClassVar[tuple[str, ...]] = ()  # coefficients that schedules may change, beside the learning rate
     PARTS: ClassVar[tuple[str, ...]] = ("_learn",)  # the methods, batch to tensors, that updates are made of
     COMPILE_THRESHOLD: ClassVar[int] = 50_000  # updates after which a compiled update has paid for its compilation
+    EAGER: ClassVar[str] = ""  # why updates are not compiled at all, where they are not
 
     normalizer: ObservationNormalizer | None = None  # scales observations, where a run asks for it
     training = True  # as modules have it

@@ -202,9 +202,9 @@ class ManagedAlgorithm:
     ) -> int | np.ndarray | tuple[int | np.ndarray, np.ndarray | None]:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch.
 
-        ``return_state=True`` returns (action, state): what Dreamer and PETS carry to the next observation of the
-        episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a truth value for each
-        row) resets the state of rows whose episode starts.
+        ``return_state=True`` returns (action, state): what Dreamer, PETS and agents with a memory carry to the next
+        observation of the episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a
+        truth value for each row) resets the state of rows whose episode starts.
         """
         from rl_training.runtime.prediction import predict
 

@@ -133,6 +133,8 @@ def _compile(setting: Compile | Literal["auto"], learner: Learner, expected_upda
     """Whether and how to compile, and why."""
     if setting is False:
         return False, "compile is false"
+    if learner.EAGER:
+        return False, learner.EAGER
     if setting == "auto" and expected_updates < learner.COMPILE_THRESHOLD:
         return False, f"{expected_updates:,} updates are too few (compiling pays from {learner.COMPILE_THRESHOLD:,} on)"
     return _compiled(setting, expected_updates)

@@ -73,7 +73,7 @@ def adopted_options(config: TrainConfig, options: type[AlgorithmOptions], *, own
         saved = theirs(**state.config.get("algo_kwargs", {}))
     except (ConfigError, TypeError):
         return {}  # whatever does not fit is then refused by its shape
-    values = _form(saved, _shared_form(options, theirs))
+    values = _form(saved, [name for name in _shared_form(options, theirs) if name not in saved.idle()])
     if not own or values.get("activation") == options.OWN_ACTIVATION:
         values.pop("activation", None)
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

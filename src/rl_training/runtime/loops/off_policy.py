@@ -196,13 +196,17 @@ class OffPolicyLoop(OnlineLoop):
         step = envs.receive()
         self.replay.add(
             obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
-            dones=step.terminated, truncations=step.truncated,
+            dones=step.terminated, truncations=step.truncated, **self.stored_beside(),
         )  # fmt: skip
         if carry.value is not None:
             carry.renew(np.maximum(step.terminated, step.truncated))
         run.step += n
         run.collected(envs, n)
         self.stepped = True
+
+    def stored_beside(self) -> dict[str, Any]:
+        """Hook: what is stored of a step beside its transition."""
+        return {}
 
     def updates(self) -> Iterator[None]:
         """The updates of the last step."""
