@@ -17,6 +17,7 @@ from rl_training.data import PrioritizedReplayBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
+from rl_training.runtime.loops.shared import SharedOffPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
@@ -195,6 +196,10 @@ class ValueLoop(OffPolicyLoop):
             self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
 
 
+class SharedValueLoop(SharedOffPolicyLoop, ValueLoop):
+    """The value-based family's loop for agents that share a network."""
+
+
 class FamilySpec(AlgorithmSpec):
     """A member of the family, whose ``train`` serves every other one by the config's ``algo``."""
 
@@ -217,7 +222,13 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
         )
 
     return FamilySpec(
-        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image", "mixed"), actions=("discrete",)
+        name=name,
+        config=options,
+        build=build,
+        loop=ValueLoop,
+        shared=SharedValueLoop,
+        obs=("vector", "image", "mixed"),
+        actions=("discrete",),
     )
 
 

@@ -8,6 +8,7 @@ from rl_training.algorithms.ppo import PPO
 from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
+from rl_training.runtime.loops.shared import SharedPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -56,5 +57,9 @@ def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
 
 
 SPACES = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
-SPECS = {"ppo": AlgorithmSpec(name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, **SPACES)}
+SPECS = {
+    "ppo": AlgorithmSpec(
+        name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, shared=SharedPolicyLoop, **SPACES
+    )
+}
 train_ppo = SPECS["ppo"].train

@@ -106,6 +106,7 @@ class AlgorithmSpec:
     config: type[AlgorithmOptions]
     build: Callable[[Any, Blueprint], Learner]
     loop: Callable[[Run, Any, Any], Loop]
+    shared: Any = None  # the loop where several agents of an environment share the policy; None: refused
     obs: tuple[str, ...] = ("vector",)
     actions: tuple[str, ...] = ("discrete", "box")
 
@@ -179,6 +180,8 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.agents and self.shared is None:
+            factory.require_one_agent(self.name)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
@@ -192,7 +195,7 @@ class AlgorithmSpec:
             run.origin = start_from(agent, config, own=network is None)
         if config.precision != "float32":
             set_precision(agent, config.precision)
-        loop = self.loop(run, agent, options)
+        loop = (self.shared if plan.spaces.agents and self.shared is not None else self.loop)(run, agent, options)
         try:
             if run.origin is not None and config.init_replay:
                 take_replay(loop, config, run.origin)

@@ -68,13 +68,15 @@ class OnPolicyOptions(AlgorithmOptions):
 class OnPolicyLoop(OnlineLoop):
     """Collect a rollout, estimate advantages, learn from it, drop it."""
 
+    ROLLOUT: ClassVar[type[RolloutBuffer]] = RolloutBuffer
+
     def __init__(self, run: Run, agent: Any, cfg: OnPolicyOptions, *, collector: Collector | None = None) -> None:
         super().__init__(run, agent, cfg, collector=collector)
         spaces, n = run.spaces, run.config.num_envs
         self.shuffle = run.rng("minibatches")
         self._passes = 0  # over the rollout that is being learned from, where the run has paused between two
         self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
-        self._rollout = RolloutBuffer(
+        self._rollout = self.ROLLOUT(
             cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
             obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
         )  # fmt: skip
