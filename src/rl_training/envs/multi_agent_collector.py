@@ -155,17 +155,15 @@ class MultiAgentCollector(Collector):
         agents = {
             "totals": torch.from_numpy(self._totals.copy()),
             "took_part": torch.from_numpy(self._took_part.copy()),
-            "theirs": torch.from_numpy(self._theirs.copy()),
             "learned_from": self.learned_from,
         }
         return {**super().state_dict(), "agents": agents}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         n = len(self.obs)
-        saved = Saved(state.get("agents", {}), ("totals", "took_part", "theirs", "learned_from"))
+        saved = Saved(state.get("agents", {}), ("totals", "took_part", "learned_from"))
         self._totals = saved.array("totals", np.float64, (n,), finite=True).copy()
         self._took_part = saved.array("took_part", np.bool_, (n,)).copy()
-        self._theirs = saved.array("theirs", np.bool_, (n,)).copy()
         self.learned_from = saved.count("learned_from")
         super().load_state_dict({name: part for name, part in state.items() if name != "agents"})
         self.acted = self.learning
