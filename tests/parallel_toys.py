@@ -125,3 +125,11 @@ class Duel(Meet):
         obs, _, *rest = super().step(actions)
         won = float(np.sign(actions["left"] - actions["right"]))
         return obs, {"left": won, "right": -won}, *rest
+
+
+def meeting_parallel_env(**options):
+    return Meet(**options)
+
+
+def no_parallel_env():
+    return []

@@ -221,7 +221,9 @@ def test_a_watchdog_knows_what_every_agent_did():
 # ---- what is taken, and what is refused
 
 
-@pytest.mark.parametrize("source", [Meet, lambda: Meet(), Meet(), "parallel_toys:Meet"])
+@pytest.mark.parametrize(
+    "source", [Meet, lambda: Meet(), Meet(), "parallel_toys:Meet", "parallel_toys:meeting_parallel_env"]
+)
 def test_an_object_a_function_a_class_and_a_name_make_the_same_environment(source):
     ours, other = collector(source), collector(Meet)
     assert ours.spaces.agents == ("left", "right") and ours.spaces.obs_shape == (3,)
@@ -308,8 +310,8 @@ def test_rows_workers_and_wrappers_that_do_not_fit_are_refused():
         EnvFactory(Visitors, {"wrappers": {"frame_stack": 2}}).spaces()
     with pytest.raises(ValueError, match=r"belongs to gym\.make"):
         EnvFactory(Visitors, {"coupled": True}).spaces()
-    with pytest.raises(ValueError, match="it gave dict, and functions are named for parallel environments alone"):
-        EnvFactory("parallel_toys:schedule", {"seed": 3}).spaces()
+    with pytest.raises(ValueError, match="it is list, not a parallel environment"):
+        EnvFactory("parallel_toys:no_parallel_env", {}).spaces()
     held, one = Visitors(), Duel()
     held.lock = threading.Lock()
     with pytest.raises(ValueError, match=r"visitors cannot be copied .*; pass a function that makes it"):
@@ -318,6 +320,17 @@ def test_rows_workers_and_wrappers_that_do_not_fit_are_refused():
         collector(Visitors()).set_env_kwargs({"coupled": True})
     with pytest.raises(ValueError, match="gave the same environment twice"):
         collector(lambda: one)
+
+
+@pytest.mark.parametrize("name", ["os:mkdir", "parallel_toys:schedule", "subprocess:Popen", "gymnasium:Env"])
+def test_not_any_function_that_a_file_names_is_called(name, tmp_path):
+    """Their modules are imported already, which alone must not be enough."""
+    kwargs = {"os:mkdir": {"path": str(tmp_path / "made")}, "subprocess:Popen": {"args": "true"}}.get(name, {"seed": 3})
+    with pytest.raises(
+        ValueError, match=f"has {name.partition(':')[2]}, and what it makes is taken by name if it is a"
+    ):
+        EnvFactory(name, kwargs).spaces()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_environment_that_counts_its_cycles_needs_no_other_limit(recwarn):

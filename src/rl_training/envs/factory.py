@@ -18,10 +18,13 @@ from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
 from rl_training.envs.multi_agent import (
+    NAMED_SO,
     Game,
     MultiAgentEnv,
     ParallelEnv,
     is_multi_agent,
+    made_parallel,
+    makes_parallel,
     parallel_name,
     require_plain_wrappers,
 )
@@ -185,14 +188,12 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any], re
         env = MultiAgentEnv.copy_of(source, render=render)
     else:
         env = copy_env(source, render=render) if isinstance(source, gym.Env) else _from_function(source)
-    if limit is None:
-        return env
     own = time_limit_of(env)
-    if own is not None and own < limit:
+    if limit is not None and own is not None and own < limit:
         raise ConfigError(
             [(("env_kwargs", "max_episode_steps"), f"the environment was given with a time limit of {own} of its own")]
         )
-    return gym.wrappers.TimeLimit(env, limit)
+    return _limited(env, limit)
 
 
 def _arguments(env_id: str, options: EnvOptions, kwargs: dict[str, Any], render: bool) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def _made_by(make: Any) -> gym.Env | VectorEnv:
             "if it is passed itself)"
         )
     _made[id(base)] = base
-    return env if isinstance(env, gym.Env | VectorEnv) else MultiAgentEnv(env)
+    return env if isinstance(env, gym.Env | VectorEnv) else made_parallel(env)
 
 
 def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
@@ -246,8 +247,9 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
         _register_games(env_id)
     module, colon, name = env_id.partition(":")
     try:
-        if colon and callable(make := getattr(import_named(module), name, None)) and name not in gym.registry:
-            return _of_function(make, env_id, limit, kwargs)
+        make = getattr(import_named(module), name, None) if colon else None
+        if make is not None and makes_parallel(make, name):
+            return _limited(made_parallel(make(**kwargs)), limit)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
@@ -256,18 +258,16 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
     return env
 
 
-def _of_function(make: Callable[..., Any], env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
-    """The parallel environment that a function of a module makes."""
-    made = make(**kwargs)
-    if not is_multi_agent(made):
-        raise ValueError(f"it gave {type(made).__name__}, and functions are named for parallel environments alone")
-    env: gym.Env = MultiAgentEnv(made)
+def _limited(env: gym.Env, limit: int | None) -> gym.Env:
     return env if limit is None else gym.wrappers.TimeLimit(env, limit)
 
 
 def _hint(env_id: str, error: Exception) -> str:
-    """What helps where a robot of gymnasium-robotics cannot be made; else nothing."""
+    """What helps where a robot of gymnasium-robotics or what a module names cannot be made; else nothing."""
     unknown = isinstance(error, gym.error.Error)
+    module, _, name = env_id.partition(":")
+    if unknown and callable(getattr(sys.modules.get(module), name or " ", None)):
+        return f"; {module} has {name}, and what it makes is taken by name if it {NAMED_SO}"
     if env_id.startswith("gymnasium_robotics:") and not unknown:
         return "; pip install 'rl_training[robotics]' brings these robots, and a MuJoCo that they work with"
     return (

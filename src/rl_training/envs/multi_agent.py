@@ -17,10 +17,22 @@ from rl_training.envs.checks import EnvironmentFailure, described
 from rl_training.envs.options import WrapperOptions
 from rl_training.envs.wrappers import layers
 
-__all__ = ["Game", "MultiAgentEnv", "ParallelEnv", "is_multi_agent", "parallel_name", "require_plain_wrappers"]
+__all__ = [
+    "NAMED_SO",
+    "Game",
+    "MultiAgentEnv",
+    "ParallelEnv",
+    "is_multi_agent",
+    "made_parallel",
+    "makes_parallel",
+    "parallel_name",
+    "require_plain_wrappers",
+]
 
 FILL = 0.0  # entries of the rows of agents that are not there
 PARALLEL = ("reset", "step", "observation_space", "action_space")
+FUNCTION = "parallel_env"
+NAMED_SO = f"is a class of parallel environments or a function whose name ends in {FUNCTION}"
 LIMITS = ("max_cycles", "max_steps")  # attributes of environments that truncate episodes themselves
 RESET = "(observations, infos), dictionaries by agent"
 STEP = "(observations, rewards, terminations, truncations, infos), dictionaries by agent"
@@ -46,6 +58,21 @@ def is_multi_agent(env: Any) -> bool:
     """Whether an object is a parallel environment, or one whose agents take turns, which is refused later."""
     own = not isinstance(env, gym.Env | gym.vector.VectorEnv | type)
     return own and (_takes_turns(env) or all(callable(getattr(env, name, None)) for name in PARALLEL))
+
+
+def makes_parallel(make: Any, name: str) -> bool:
+    """Whether what a module has under a name may be called to make a parallel environment. A file may name it, and the
+    arguments too: a class of such environments may be, and a function whose name says what it is for."""
+    if isinstance(make, type):
+        return all(callable(getattr(make, method, None)) for method in PARALLEL)
+    return callable(make) and name.endswith(FUNCTION)
+
+
+def made_parallel(env: Any) -> MultiAgentEnv:
+    """What somebody's function made, if it is a parallel environment."""
+    if not is_multi_agent(env):
+        raise ValueError(f"it is {type(env).__name__}, not a parallel environment")
+    return MultiAgentEnv(env)
 
 
 def _takes_turns(env: Any) -> bool:
