@@ -67,23 +67,13 @@ class Collector:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         self._log_info, self._on_episode = log_info, on_episode
-        self._workers: Workers | VectorEnvs | Seats | None
-        self._envs: list[Any]
         first = factory.make(training=True)
         self.spaces = Spaces.of(first)
         _warn_of_endless_episodes(first, factory.name)
-        self._workers = factory.together(first, num_envs, seed, backend)
-        if self._workers is not None:
-            self._envs = list(self._workers.envs)
-        elif backend == "local":
-            envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
-            make = factory.make_changed
-            self._envs = [replayable(env, seed=seed, index=i, make=make) for i, env in enumerate(envs)]
-        else:
-            first.close()
-            how: dict[str, Any] = {"workers": workers, "info": log_info}
-            self._workers = make_workers(backend, factory, self.spaces, num_envs, seed, **how)
-            self._envs = list(self._workers.envs)
+        self._workers = _elsewhere(factory, first, num_envs, seed, backend, workers, log_info)
+        self._envs: list[Any] = (
+            _in_this_process(factory, first, num_envs, seed) if self._workers is None else list(self._workers.envs)
+        )
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
@@ -353,6 +343,25 @@ def _warn_of_lost(i: int, why: str) -> None:
         "and the resumed run will differ from an uninterrupted one",
         stacklevel=5,
     )
+
+
+def _in_this_process(factory: EnvFactory, first: Any, num_envs: int, seed: int) -> list[Any]:
+    """The slots of environments that are stepped here, of which ``first`` is one."""
+    envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
+    return [replayable(env, seed=seed, index=i, make=factory.make_changed) for i, env in enumerate(envs)]
+
+
+def _elsewhere(
+    factory: EnvFactory, first: Any, num_envs: int, seed: int, backend: str, workers: int | None, info: Sequence[str]
+) -> Workers | VectorEnvs | Seats | None:
+    """What steps rows together: workers, a VectorEnv, or parallel environments; None where each is stepped in this
+    process."""
+    together = factory.together(first, num_envs, seed, backend)
+    if together is not None or backend == "local":
+        return together
+    spaces = Spaces.of(first)
+    first.close()
+    return make_workers(backend, factory, spaces, num_envs, seed, workers=workers, info=info)
 
 
 def _warn_of_endless_episodes(env: Any, name: str) -> None:
