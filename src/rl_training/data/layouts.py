@@ -162,7 +162,8 @@ class FrameLayout(PackedLayout):
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
         pairs, frames = [], self.frames
-        for stream, (obs, next_obs) in enumerate(zip(rows["obs"], rows["next_obs"])):
+        streams = rows.get("streams", range(len(rows["rewards"])))
+        for stream, obs, next_obs in zip(streams, rows["obs"], rows["next_obs"]):
             if frames.room < 2 * frames.stack:
                 self._make_room(evict)
             pairs.append(frames.add_transition(stream, obs, next_obs))

@@ -26,7 +26,10 @@ RESERVED = {
     *("step", "time", "global_step", "gradient_steps", "update_count", "epoch", "episodes", "episode_return"),
     *("episode_length", "success_rate", "lr_scale", "learning_rate"),
 }
-CURVES = ("success_rate", "eval_success_rate", "info/", "eval_info/")  # names begin so
+CURVES = (  # names begin so
+    *("success_rate", "eval_success_rate", "info/", "eval_info/"),
+    *("agent_return/", "eval_agent_return/"),
+)
 EVALUATIONS = ("eval_return_", "eval_length_", "eval_episodes", "eval_score", "eval_success_rate")  # names begin so
 
 

@@ -14,6 +14,7 @@ from rl_training.base.batches import Tensors
 from rl_training.envs.collector import Collector
 from rl_training.envs.endings import Episode
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.multi_agent_collector import MultiAgentCollector, Opponents
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback, CallbackList
@@ -71,7 +72,8 @@ class Run(Counters):
         config = self.config
         options |= {"log_info": config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
         options |= {"backend": config.execution_backend, "workers": config.env_workers}
-        self._collector = Collector(self.factory, config.num_envs, config.seed, **options)
+        kind = MultiAgentCollector if self.spaces.agents else Collector
+        self._collector = kind(self.factory, config.num_envs, config.seed, **options)
         return self._collector
 
     def _episode_ended(self, episode: Episode) -> None:
@@ -159,6 +161,11 @@ class Run(Counters):
         if getattr(self.options, "hindsight", None) is not None:
             raise ValueError("with hindsight, environments cannot be changed: rewards are those of the first ones")
         self._collector.set_env_kwargs(env_kwargs)
+
+    def set_opponents(self, opponents: Opponents) -> None:
+        if not isinstance(self._collector, MultiAgentCollector):
+            raise ValueError(f"{self.config.env_id} has no other agents that opponents could act for")
+        self._collector.oppose(opponents)
 
     def announce(self, message: str) -> None:
         """Print one line that stays."""

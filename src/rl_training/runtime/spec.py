@@ -105,6 +105,8 @@ class AlgorithmSpec:
     config: type[AlgorithmOptions]
     build: Callable[[Any, Blueprint], Learner]
     loop: Callable[[Run, Any, Any], Loop]
+    recurrent: Any = None  # the loop where the option ``recurrent`` gives the networks a memory
+    shared: Any = None  # the loop where several agents of an environment share the policy; None: refused
     obs: tuple[str, ...] = ("vector",)
     actions: tuple[str, ...] = ("discrete", "box")
 
@@ -137,6 +139,14 @@ class AlgorithmSpec:
             suited |= continued_options(config, self.config)
         return form | {name: suited[name] for name in self.config.BY_TASK if name in suited and name not in given}
 
+    def loop_for(self, options: AlgorithmOptions, spaces: Spaces) -> Callable[[Run, Any, Any], Loop]:
+        """The loop for networks with or without a memory, and for one agent or several."""
+        memory = getattr(options, "recurrent", None) is not None
+        if spaces.agents and memory:
+            raise ConfigError([(("algo_kwargs", "recurrent"), "is for environments with one agent")])
+        chosen: Any = self.shared if spaces.agents else self.recurrent if memory else self.loop
+        return chosen  # type: ignore[no-any-return]
+
     def complete(self, config: TrainConfig) -> TrainConfig:
         """The config as a new run takes it, with the options that its task decides."""
         factory = EnvFactory(config.env_id, config.env_kwargs)
@@ -168,8 +178,8 @@ class AlgorithmSpec:
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or else in
-        a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or
+        else in a new directory."""
         if checkpoint_state is not None:
             self._check_resumed(checkpoint_state, config, env)
         factory = self._checked(config, env, loggers or ())
@@ -177,6 +187,8 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.agents and self.shared is None:
+            factory.require_one_agent(self.name)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         hooks = [*build_control_callbacks(config), *(callbacks or ())]
@@ -190,7 +202,7 @@ class AlgorithmSpec:
             run.origin = start_from(agent, config, own=network is None)
         if config.precision != "float32":
             set_precision(agent, config.precision)
-        with contextlib.closing(self.loop(run, agent, options)) as loop:
+        with contextlib.closing(self.loop_for(options, plan.spaces)(run, agent, options)) as loop:
             if run.origin is not None and config.init_replay:
                 take_replay(loop, config, run.origin)
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
