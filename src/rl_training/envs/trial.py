@@ -284,7 +284,7 @@ def repeated(player: Player, played: Played, *, resumed: bool = False) -> str:
         if not resumed:
             return _again(player, actions, played.ticks)
         if player.back_to(played.saved or {}).observation != played.ticks[place - 1].observation:
-            return "the rebuilt observation"
+            return "the rebuilt observation is another"
         return _steps_again(player, actions, iter(played.ticks[place:]))
     except Exception as error:  # of an environment that does not do what it did before
         return f"it raised {raised(error)}"
@@ -311,7 +311,7 @@ def repeated_in_another_order(player: Player, played: Played) -> str:
 
 def _again(player: Player, actions: list[Any], ticks: list[Tick]) -> str:
     wrong = player.begin().difference(ticks[0])
-    return f"the first {wrong}" if wrong else _steps_again(player, actions, iter(ticks[1:]))
+    return f"the first {wrong} is another" if wrong else _steps_again(player, actions, iter(ticks[1:]))
 
 
 def _steps_again(player: Player, actions: list[Any], before: Iterator[Tick]) -> str:
@@ -320,9 +320,13 @@ def _steps_again(player: Player, actions: list[Any], before: Iterator[Tick]) -> 
         tick = player.step(action)
         wrong = tick.difference(next(before))
         if wrong:
-            return f"the {wrong} after {count} step{'s' if count > 1 else ''}"
+            return f"the {wrong} after {_so_many(count)} is another"
         if tick.last and count < len(actions):
             wrong = player.begin().difference(next(before))
             if wrong:
-                return f"the first {wrong} of the episode after {count} step{'s' if count > 1 else ''}"
+                return f"the first {wrong} of the episode after {_so_many(count)} is another"
     return ""
+
+
+def _so_many(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"

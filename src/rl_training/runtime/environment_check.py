@@ -237,7 +237,7 @@ def _on_seeds(found: Examined) -> Iterator[Remark]:
         )  # fmt: skip
     elif found.again:
         yield Remark(
-            "determinism", "note", f"something is left of earlier episodes: {found.again} is another the second time",
+            "determinism", "note", f"something is left of earlier episodes: the second time, {found.again}",
             "set everything anew in reset; or set env_kwargs.remake: true, which makes it anew for every episode",
         )  # fmt: skip
     else:
@@ -256,8 +256,8 @@ def _on_resuming(found: Examined) -> Iterator[Remark]:
         yield Remark("exact resume", "ok", "not tried: no episode went on where one could have been stopped")
     elif found.resumed:
         yield Remark(
-            "exact resume", "note", f"rebuilt by its seed and actions, {found.resumed} is another: a run that is "
-            "stopped goes on with new episodes", "as for determinism; training itself is not hurt",
+            "exact resume", "note", f"rebuilt by its seed and actions, {found.resumed}: a run that is stopped goes on with "
+            "new episodes", "as for determinism; training itself is not hurt",
         )  # fmt: skip
     elif found.again:
         yield Remark(
