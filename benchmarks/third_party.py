@@ -51,7 +51,10 @@ def installed(group: str, requirements: Path) -> Path | None:
         return python
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], check=True, capture_output=True, text=True
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     shared = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"  # after what the group brings itself
     (Path(purelib.stdout.strip()) / "shared.pth").write_text(shared)
@@ -79,7 +82,8 @@ def record(rows: list[dict], groups: list[str]) -> None:
     facts = provenance()
     facts.pop("command")
     everything = sorted(
-        [*(row for row in kept if row["venv"] not in groups), *rows], key=lambda row: (row["package"].lower(), row["env_id"], row["algo"])
+        [*(row for row in kept if row["venv"] not in groups), *rows],
+        key=lambda row: (row["package"].lower(), row["env_id"], row["algo"]),
     )
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     RECORD.write_text(json.dumps({**facts, "rows": everything}, indent=1) + "\n")

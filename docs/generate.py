@@ -188,7 +188,10 @@ def environments_table() -> str:
     ]
     for env_id, rows in found.items():
         versions = ", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items())
-        how = [f"{row['algo']}, but for {row['failed'].partition(':')[0]}" if "failed" in row else row["algo"] for row in rows]
+        how = [
+            f"{row['algo']}, but for {row['failed'].partition(':')[0]}" if "failed" in row else row["algo"]
+            for row in rows
+        ]
         set_to = f"`{json.dumps(rows[0]['env_kwargs'])}`" if rows[0]["env_kwargs"] else ""
         rates = sorted(row["steps_per_second"] for row in rows if "steps_per_second" in row)
         speed = rate(rates[len(rates) // 2]) if rates else ""

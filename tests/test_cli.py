@@ -283,7 +283,17 @@ def test_predict_takes_an_observation_of_several_parts_as_an_object(tmp_path, ca
 
     gym.register("DictCounter-v0", entry_point=DictCounter)
     try:
-        words = ["train", "--algo", "ppo", "--env", "DictCounter-v0", "--total-timesteps", "32", "--output-dir", str(tmp_path)]
+        words = [
+            "train",
+            "--algo",
+            "ppo",
+            "--env",
+            "DictCounter-v0",
+            "--total-timesteps",
+            "32",
+            "--output-dir",
+            str(tmp_path),
+        ]
         assert main([*words, *FAST, "--eval-episodes", "1", "--run-suffix", "parts"]) == 0
         run, part = str(tmp_path / "ppo__DictCounter-v0__seed0__parts"), '{"t": [1.0], "phase": 1}'
         says(capsys)

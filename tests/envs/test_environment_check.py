@@ -6,6 +6,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from test_environments_that_lie import LIES, named
 
 from goal_toys import BitFlips
 from rl_training import check_env
@@ -16,7 +17,6 @@ from rl_training.envs.spaces import Spaces
 from rl_training.envs.trial import Played, Player, play
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.runtime.environment_check import Examined, algorithms_for, remarks_on
-from test_environments_that_lie import LIES, named
 from toys import Counter, DictCounter, ImageEnv, OneState, Reaching
 
 
@@ -41,7 +41,7 @@ class Random(Counter):
         return np.array([self.place], np.float32), info
 
     def step(self, action):
-        _, *rest = super().step(action)
+        rest = super().step(action)[1:]
         self.place += self.np_random.normal() + int(action)
         return np.array([self.place], np.float32), *rest
 
@@ -173,7 +173,10 @@ def test_the_rebuilt_episode_goes_on_as_it_would_have():
 
     report = check_env(Forgetful, {"max_episode_steps": 100}, steps=20)
     assert report["facts"]["repeats"] == {"again": True, "fresh": True}
-    assert report["facts"]["resumes_exactly"] is False and "the observation after 1 step" in only(report, "exact resume")[1]
+    assert (
+        report["facts"]["resumes_exactly"] is False
+        and "the observation after 1 step" in only(report, "exact resume")[1]
+    )
 
 
 def test_observations_outside_of_their_space_are_counted_before_anything_changes_their_form():
@@ -225,7 +228,9 @@ def test_terminations_that_look_like_a_time_limit_are_asked_about():
 
 def examined(**changes):
     factory = EnvFactory("CartPole-v1", {})
-    played = Played(steps=4, rewards=[0.0, 1.0, 0.0, 1.0], reset_seconds=[0.0], ticks=[], step_seconds=[1.0] * 4, busy=4.0)
+    played = Played(
+        steps=4, rewards=[0.0, 1.0, 0.0, 1.0], reset_seconds=[0.0], ticks=[], step_seconds=[1.0] * 4, busy=4.0
+    )
     for name in [name for name in changes if hasattr(played, name)]:
         setattr(played, name, changes.pop(name))
     return Examined("x", factory, factory.spaces(), ("a", "b"), played, None, True, **changes)

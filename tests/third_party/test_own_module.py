@@ -44,7 +44,9 @@ gym.register("Corridor-v0", entry_point=Corridor, max_episode_steps=30)
 
 def run(folder, *words):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "rl_training", *words], cwd=folder, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_training", *words], cwd=folder, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, (words, done.stdout, done.stderr)
     return done.stdout
 

@@ -17,7 +17,9 @@ SIGNS = {"ok": "ok ", "note": "!  ", "problem": "NO "}
 
 def add(command: Command) -> None:
     """Add the command of this module."""
-    check = command("check-env", _check, "play at random in an environment, and say what there is to know before training")
+    check = command(
+        "check-env", _check, "play at random in an environment, and say what there is to know before training"
+    )
     check.add_argument("env", metavar="ID", help="Gymnasium environment, e.g. CartPole-v1 or my_module:MyEnv-v0")
     check.add_argument(
         "--set",
@@ -37,7 +39,9 @@ def _check(args: argparse.Namespace) -> int:
     chosen = {}
     for name, value in map(parse_override, args.set):
         if name.partition(".")[0] != "env_kwargs":
-            raise ConfigError([((name,), "a check sets options in env_kwargs only, such as env_kwargs.max_episode_steps")])
+            raise ConfigError(
+                [((name,), "a check sets options in env_kwargs only, such as env_kwargs.max_episode_steps")]
+            )
         chosen[name] = value
     env_kwargs = apply_overrides({}, chosen).get("env_kwargs", {})
     if not isinstance(env_kwargs, dict):

@@ -23,7 +23,14 @@ from rl_training.envs.parts import packed
 from rl_training.envs.spaces import CHANNELS, Spaces
 from rl_training.envs.vector import OneOfVector, another_one, check_vector, one_of
 from rl_training.envs.watchdog import Watchdog
-from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, Remade, layers
+from rl_training.envs.wrappers import (
+    AtariPreprocessing,
+    FrameStack,
+    PartialObservation,
+    PixelObservation,
+    Remade,
+    layers,
+)
 
 EnvSource = str | gym.Env | VectorEnv | Callable[[], gym.Env | VectorEnv]
 

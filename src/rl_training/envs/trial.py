@@ -83,7 +83,9 @@ class Watched(gym.Wrapper):
             space, seen = space[wrong], seen[wrong]  # type: ignore[index]
         if space.contains(seen):
             return ""
-        return _beyond(space, np.asarray(seen)) if isinstance(space, gym.spaces.Box) else f"{seen!r:.60} is not in {space}"
+        return (
+            _beyond(space, np.asarray(seen)) if isinstance(space, gym.spaces.Box) else f"{seen!r:.60} is not in {space}"
+        )
 
 
 def _beyond(space: gym.spaces.Box, seen: np.ndarray) -> str:

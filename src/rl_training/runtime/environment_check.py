@@ -232,7 +232,7 @@ def _on_algorithms(found: Examined) -> Iterator[Remark]:
 def _on_seeds(found: Examined) -> Iterator[Remark]:
     if found.fresh:
         yield Remark(
-            "determinism", "note", f"the same seed and actions in a new environment give another episode: {found.fresh}",
+            "determinism", "note", f"the same seed and actions give something else in a new environment: {found.fresh}",
             "draw everything random from self.np_random, after super().reset(seed=seed) in reset",
         )  # fmt: skip
     elif found.again:
@@ -256,8 +256,8 @@ def _on_resuming(found: Examined) -> Iterator[Remark]:
         yield Remark("exact resume", "ok", "not tried: no episode went on where one could have been stopped")
     elif found.resumed:
         yield Remark(
-            "exact resume", "note", f"rebuilt by its seed and actions, {found.resumed}: a run that is stopped goes on with "
-            "new episodes", "as for determinism; training itself is not hurt",
+            "exact resume", "note", f"rebuilt by its seed and actions, {found.resumed}: a run that is stopped goes on "
+            "with new episodes", "as for determinism; training itself is not hurt",
         )  # fmt: skip
     elif found.again:
         yield Remark(
@@ -304,8 +304,8 @@ def _on_time_limits(found: Examined) -> Iterator[Remark]:
         return
     lengths = found.played.lengths
     if found.played.truncated:
-        says = f"its own: {found.played.truncated} of {len(lengths)} episodes were truncated, the longest of {max(lengths):,}"
-        yield Remark("time limit", "ok", f"{says} steps")
+        says = f"its own: {found.played.truncated} of {len(lengths)} episodes were truncated"
+        yield Remark("time limit", "ok", f"{says}, the longest of {max(lengths):,} steps")
         return
     seen = f"the longest of {len(lengths)} episodes had {max(lengths):,}" if lengths else "no episode ended here"
     yield Remark(
@@ -422,4 +422,3 @@ def _facts(found: Examined) -> dict[str, Any]:
         "info_numbers": sorted(played.numbers), "success": played.success, "masks": bool(played.masks),
         "goals": goals_in(spaces) is not None, "films": not found.unfilmed and not played.failure,
     }  # fmt: skip
-
