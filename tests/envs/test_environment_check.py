@@ -36,7 +36,7 @@ class Random(Counter):
         super().__init__(**{"limit": 7, **kwargs})
 
     def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
+        info = super().reset(**kwargs)[1]
         self.place = self.np_random.normal()
         return np.array([self.place], np.float32), info
 

@@ -167,7 +167,7 @@ def test_commands_in_the_pages_exist(page):
     from rl_training.cli import _parser
 
     text = page.read_text()
-    commands = set(re.findall(r"^rl-training (\w+)", text, re.MULTILINE))
+    commands = set(re.findall(r"^rl-training ([\w-]+)", text, re.MULTILINE))
     known = next(action for action in _parser()._actions if action.dest == "command").choices
     assert commands <= set(known)
     targets = set(re.findall(r"^make (\w+)", text, re.MULTILINE)) | set(re.findall(r"`make (\w+)`", text))

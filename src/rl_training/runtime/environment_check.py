@@ -396,7 +396,9 @@ def _on_goals(found: Examined) -> Iterator[Remark]:
 
 
 def _on_films(found: Examined) -> Iterator[Remark]:
-    if found.unfilmed:
+    if "rgb_array" not in found.modes:
+        yield Remark("video", "ok", f"no films: {found.unfilmed}")
+    elif found.unfilmed:
         yield Remark("video", "note", f"cannot be filmed: {found.unfilmed}", "training does not need it")
     else:
         yield Remark("video", "ok", "renders images: record_video and rl-training video work")
