@@ -184,7 +184,7 @@ def test_observations_outside_of_their_space_are_counted_before_anything_changes
         observation_space = gym.spaces.Dict({"t": gym.spaces.Box(0, 1, (1,)), "phase": gym.spaces.Discrete(3)})
 
     level, text = only(check_env(Beyond, steps=30), "observations")  # t is 0, 1, 2, 3 in every episode
-    assert level == "note" and "20 of 40 lie outside: an entry is 2, and its bounds are 0 and 1" in text
+    assert level == "note" and "20 of 40 lie outside: an entry is 2.0, and its bounds are 0 and 1" in text
     assert only(check_env(DictCounter, steps=30), "observations")[0] == "ok"
 
 

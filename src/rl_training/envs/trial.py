@@ -93,7 +93,7 @@ def _beyond(space: gym.spaces.Box, seen: np.ndarray) -> str:
         wrong = (seen < space.low) | (seen > space.high)
         if wrong.any():
             value, low, high = (array[wrong].reshape(-1)[0] for array in (seen, space.low, space.high))
-            return f"an entry is {value:.10g}, and its bounds are {low:g} and {high:g}"
+            return f"an entry is {value.item()}, and its bounds are {low:g} and {high:g}"
     return f"it is {seen.dtype} of shape {seen.shape}, and the space says {space.dtype} of shape {space.shape}"
 
 
