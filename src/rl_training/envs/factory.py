@@ -284,7 +284,7 @@ def _limited(env: gym.Env, limit: int | None) -> gym.Env:
 
 
 def _hint(env_id: str, error: Exception) -> str:
-    """What helps where an environment of a package that we know, or what a module names, cannot be made; else nothing."""
+    """What helps where an environment of a known package, or what a module names, cannot be made; else nothing."""
     unknown = isinstance(error, gym.error.Error)
     module, _, name = env_id.partition(":")
     if unknown and callable(getattr(sys.modules.get(module), name or " ", None)):
