@@ -178,8 +178,8 @@ class AlgorithmSpec:
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or
-        else in a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in a new directory, or in ``run_dir``, which is
+        locked already."""
         if checkpoint_state is not None:
             self._check_resumed(checkpoint_state, config, env)
         factory = self._checked(config, env, loggers or ())
