@@ -47,7 +47,7 @@ def loop_of(kind: str, actions: str = "discrete", **options: Any) -> Any:
     with torch.no_grad():
         for parameter in agent.model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return spec.loop(run, agent, cfg)
+    return spec.loop_for(cfg, run.spaces)(run, agent, cfg)
 
 
 def collected(loop: Any) -> tuple[SequenceRollout, np.ndarray]:

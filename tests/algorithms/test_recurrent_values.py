@@ -220,7 +220,7 @@ def loop_of(algo: str, kind: str, num_envs: int = 3, **options: Any) -> Any:
     cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
     run = Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[])
     torch.manual_seed(0)
-    loop = spec.loop(run, spec.build(cfg, plan), cfg)
+    loop = spec.loop_for(cfg, run.spaces)(run, spec.build(cfg, plan), cfg)
     run.schedules, run.engine = Schedules(loop.agent, cfg, 120), Engine(False, 1, "")
     return loop
 

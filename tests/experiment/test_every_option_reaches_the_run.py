@@ -270,7 +270,9 @@ def what_happens(
     try:
         cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
         run = Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[])
-        loop = spec.loop(run, spec.build(cfg if learner is None else spec.config(**learner), plan), cfg)
+        loop = spec.loop_for(cfg, run.spaces)(
+            run, spec.build(cfg if learner is None else spec.config(**learner), plan), cfg
+        )
     except ValueError as error:
         return str(error)
     run.schedules, run.engine = Schedules(loop.agent, cfg, total), Engine(False, 1, "")
@@ -366,7 +368,7 @@ def test_the_discount_reaches_the_scale_of_rewards_too(algo):
     config = TrainConfig(algo=algo, env_id="CartPole-v1", device="cpu", algo_kwargs=options)
     factory = EnvFactory(config.env_id, {})
     cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
-    loop = spec.loop(
+    loop = spec.loop_for(cfg, plan.spaces)(
         Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(cfg, plan), cfg
     )
     scaler = loop.learned_scale if algo == "gail" else loop.reward_scaler

@@ -20,7 +20,8 @@ from rl_training.data import PrioritizedReplayBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
-from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, SequenceLoop, either_loop
+from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, SequenceLoop
+from rl_training.runtime.loops.shared import SharedOffPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
@@ -221,7 +222,8 @@ class ValueLoop(OffPolicyLoop):
             self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
 
 
-LOOP = either_loop(ValueLoop, SequenceLoop)
+class SharedValueLoop(SharedOffPolicyLoop, ValueLoop):
+    """The value-based family's loop for agents that share a network."""
 
 
 class FamilySpec(AlgorithmSpec):
@@ -250,7 +252,14 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
         )
 
     return FamilySpec(
-        name=name, config=options, build=build, loop=LOOP, obs=("vector", "image", "mixed"), actions=("discrete",)
+        name=name,
+        config=options,
+        build=build,
+        loop=ValueLoop,
+        recurrent=SequenceLoop,
+        shared=SharedValueLoop,
+        obs=("vector", "image", "mixed"),
+        actions=("discrete",),
     )
 
 

@@ -9,7 +9,8 @@ from rl_training.algorithms.recurrent import RecurrentPPO
 from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
-from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, RecurrentOnPolicyLoop, either_loop
+from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, RecurrentOnPolicyLoop
+from rl_training.runtime.loops.shared import SharedPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -80,7 +81,10 @@ def build(cfg: RecurrentPPOOptions, plan: Blueprint) -> PPO:
     return RecurrentPPO(policy=cfg.policy(plan, memory=memory), **cfg.learner(plan))
 
 
-SPACES = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
-LOOP = either_loop(OnPolicyLoop, RecurrentOnPolicyLoop)
-SPECS = {"ppo": AlgorithmSpec(name="ppo", config=RecurrentPPOOptions, build=build, loop=LOOP, **SPACES)}
+SPACES: dict[str, Any] = {
+    "obs": ("vector", "image", "mixed"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+}
+LOOPS: dict[str, Any] = {"loop": OnPolicyLoop, "recurrent": RecurrentOnPolicyLoop, "shared": SharedPolicyLoop}
+SPECS = {"ppo": AlgorithmSpec(name="ppo", config=RecurrentPPOOptions, build=build, **LOOPS, **SPACES)}
 train_ppo = SPECS["ppo"].train

@@ -23,14 +23,15 @@ from rl_training.experiment.options_table import option_text
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint
 from rl_training.optim.flat import FlatOptimizer
-from rl_training.runtime.counterparts import CRITICS_FORM, Parts, PartTensors, Route, partners_of, policy_of, route
+from rl_training.runtime.counterparts import CRITICS_FORM, AgentParts, PartTensors, Route, partners_of, policy_of, route
 
 if TYPE_CHECKING:
     from rl_training.runtime.loops.base import Loop
     from rl_training.runtime.options import AlgorithmOptions
 
-__all__ = ["Origin", "adopted_options", "start_from", "take_replay"]
+__all__ = ["Origin", "adopted_options", "continued_options", "start_from", "take_replay"]
 
+POLICIES = {"actor", "model", "policy", "q_network"}  # parts that act
 FITTED = 100_000.0  # observations that statistics of a dataset count for, where they are gone on with
 
 
@@ -77,6 +78,12 @@ def adopted_options(config: TrainConfig, options: type[AlgorithmOptions], *, own
         values.pop("activation", None)
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: value for name, value in plain.items() if name not in config.algo_kwargs}
+
+
+def continued_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dict[str, Any]:
+    """The options that suit a run because of what it starts with, in place of those that suit its task."""
+    policy = not config.init_parts or bool(POLICIES & {*config.init_parts})
+    return options.continuing(policy=policy, replay=config.init_replay)
 
 
 def _shared_form(ours: type[AlgorithmOptions], theirs: type[AlgorithmOptions]) -> list[str]:
@@ -138,8 +145,8 @@ class _Transfer:
         with raise_on_mismatch():
             self._saved = agent_state(state)
         _check_normalizer(agent, self._saved)
-        self.here: Parts = dict(_units(agent))
-        self.there: Parts = dict(_saved_units(self._saved))
+        self.here: AgentParts = dict(_units(agent))
+        self.there: AgentParts = dict(_saved_units(self._saved))
         self._names = config.init_parts
         for name in self._names:
             if not any(name in unit.split(".") for unit in self.here):
@@ -375,7 +382,7 @@ def _named(unit: str, names: Sequence[str]) -> bool:
     return not names or bool({"normalizer", *names} & set(unit.split(".")))
 
 
-def _images(units: Parts) -> bool:
+def _images(units: AgentParts) -> bool:
     """Whether a network of these has convolutions."""
     return any(tensor.ndim == 4 for tensors in units.values() for tensor in tensors.values())
 

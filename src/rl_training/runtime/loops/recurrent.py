@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,13 +14,12 @@ from rl_training.data.recurrent_replay import RecurrentReplayBuffer
 from rl_training.data.sequence_rollout import SequenceRollout
 from rl_training.envs.collector import Step
 from rl_training.models.memory import MemorySize
-from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.loops.off_policy import Carry, OffPolicyLoop, ReplayOptions
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import Blueprint
 
-__all__ = ["MEMORY_FORM", "MemoryOptions", "RecurrentOnPolicyLoop", "SequenceLoop", "either_loop", "make_sequences"]
+__all__ = ["MEMORY_FORM", "MemoryOptions", "RecurrentOnPolicyLoop", "SequenceLoop", "make_sequences"]
 
 MEMORY_FORM = ("recurrent", "recurrent_size")  # options that shape networks
 
@@ -56,11 +54,6 @@ class MemoryOptions(Options):
             problem = "is for the algorithm's own network, and network= gives another"
             raise ConfigError([(("algo_kwargs", "recurrent"), problem)])
         return MemorySize(self.recurrent, self.recurrent_size)
-
-
-def either_loop(plain: Callable[..., Loop], recurrent: Callable[..., Loop]) -> Callable[[Run, Any, Any], Loop]:
-    """The loop of an algorithm that may have a memory."""
-    return lambda run, agent, cfg: (plain if cfg.recurrent is None else recurrent)(run, agent, cfg)
 
 
 class _Actor:
@@ -136,8 +129,8 @@ class SequenceLoop(OffPolicyLoop):
         self._before = self.carry.value
         super().step()
 
-    def stored_beside(self) -> dict[str, Any]:
-        return {"states": self._before, "next_states": self.carry.value}
+    def store(self, step: Step, actions: np.ndarray, **beside: Any) -> None:
+        super().store(step, actions, states=self._before, next_states=self.carry.value, **beside)
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         self.replay.cut(lost, obs, self.carry.value)  # type: ignore[call-arg]
