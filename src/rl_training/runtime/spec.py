@@ -148,7 +148,7 @@ class AlgorithmSpec:
         return self._plan(config, factory.spaces(), network, device)
 
     def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
-        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
+        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions, shared=self.shared is not None)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
@@ -180,14 +180,10 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
-        if plan.spaces.agents and self.shared is None:
-            factory.require_one_agent(self.name)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
-        everyone = [*build_control_callbacks(config), *(callbacks or [])]
-        run = Run(
-            config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
-        )
+        told = [*build_control_callbacks(config), *(callbacks or [])]
+        run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=told, loggers=own, chosen=chosen)
         if checkpoint_state is not None:
             run.decided = decided_options(checkpoint_state)
         agent = self._built(options, plan, checkpoint_state)
@@ -195,7 +191,7 @@ class AlgorithmSpec:
             run.origin = start_from(agent, config, own=network is None)
         if config.precision != "float32":
             set_precision(agent, config.precision)
-        loop = (self.shared if plan.spaces.agents and self.shared is not None else self.loop)(run, agent, options)
+        loop = (self.shared if plan.spaces.agents else self.loop)(run, agent, options)
         try:
             if run.origin is not None and config.init_replay:
                 take_replay(loop, config, run.origin)
