@@ -33,6 +33,7 @@ from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import provenance
+from rl_training.models.heads import FORBIDDEN
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
 
@@ -109,7 +110,8 @@ class Policy(nn.Module):
         least = torch.full((len(best),), torch.inf) if carry is None else self.network.margin(x, carry)
         if spaces.action_kind == "box":
             return least
-        best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
+        counted = best if spaces.bare is None else torch.where(best > FORBIDDEN / 2, best, 0)
+        best = best / counted.abs().amax(-1, keepdim=True).clamp(min=1)
         if spaces.action_kind == "multi_binary":
             return torch.minimum(least, best.abs().amin(-1))
         for part in torch.split(best, list(spaces.choices), -1):
@@ -249,7 +251,7 @@ def _observations(
     real, space = np.stack(seen), found[0].observation_space
     assert isinstance(space, gym.spaces.Box)
     rng, shape = Rng(seed, "export").generator, (CHECKED - len(real), *real.shape[1:])
-    if spaces.parts is not None and spaces.obs_kind != "vector":
+    if spaces.parts is not None and (spaces.in_rows or spaces.image):
         drawn = drawn_rows(spaces.parts, real, shape[0], rng)
     elif spaces.image:
         drawn = rng.integers(256, size=shape, dtype=np.uint8)

@@ -24,7 +24,7 @@ def collect_random(
     try:
         recorder = Recorder(collector.spaces)
         while len(recorder) < steps and (episodes is None or collector.episodes < episodes):
-            actions = collector.spaces.random_actions(rng, 1)
+            actions = collector.spaces.random_actions(rng, 1, collector.obs)
             recorder.add(actions, collector.step(actions))
         return recorder.dataset({"seed": seed, "behaviour": {"algo": "random"}})
     finally:

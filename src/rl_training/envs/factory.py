@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +17,7 @@ from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
+from rl_training.envs.masks import lifted, masked
 from rl_training.envs.options import EnvOptions, PartsOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.parts import packed
 from rl_training.envs.spaces import CHANNELS, Spaces
@@ -42,6 +43,9 @@ class EnvFactory:
     env_kwargs: dict[str, Any]
     render: bool = False  # make environments that render rgb arrays
     watchdog: Watchdog | None = None  # notices a step or a reset that does not return
+    known: dict[str, bool] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # what environments turned out to give
 
     def reward_options(self, *, training: bool = True) -> RewardOptions:
         """How rewards are scaled and clipped before they are learned from."""
@@ -100,10 +104,12 @@ class EnvFactory:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
-        env = _seen(wrapped(env, wrappers.custom), wrappers.parts, self.name)
+        env = lifted(wrapped(env, wrappers.custom), options.action_masks)
+        env = _seen(env, wrappers.parts, self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)
-        return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
+        env = FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
+        return masked(env, options.action_masks, self.known)
 
 
 def env_name(env: Any) -> str:

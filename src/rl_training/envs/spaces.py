@@ -4,23 +4,24 @@ environment's."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
-from rl_training.base.parts import Parts
+from rl_training.base.parts import WIDEST_ROW, Part, Parts, drawn_allowed
 from rl_training.base.saved import LARGEST, Saved, StateError, within
 
-__all__ = ["CHANNELS", "SHORTEST", "WIDEST", "RowSpace", "Spaces", "channels_last", "is_image"]
+__all__ = ["CHANNELS", "MASK", "SHORTEST", "WIDEST", "MaskedSpace", "RowSpace", "Spaces", "channels_last", "is_image"]
 
 CHANNELS = 16  # an image whose last axis is at most this long has its channels last, if it can be read both ways
 SHORTEST = 5  # pixels of an image's side, in the reading of its axes
 KINDS = ("discrete", "box", "multi_discrete", "multi_binary")  # of actions
 FLOATS = ("float16", "float32", "float64")  # types of boxes of actions in an environment
 LONGEST_AXIS = 2**24  # that the observations of a file may have
+MASK = "action_mask"  # what masks are called: in an info, in a Dict, and as a part of a row
 WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
 
 
@@ -33,6 +34,20 @@ class RowSpace(gym.spaces.Box):
         plain = not others and last.kind == "image" and last.dtype == "uint8" and last.divisor == 255
         shape = last.shape if plain else (parts.width,)
         super().__init__(low.reshape(shape), high.reshape(shape), dtype=low.dtype.type)
+
+
+class MaskedSpace(RowSpace):
+    """Rows of observations with masks of actions, and the ``spaces`` that agents see."""
+
+    def __init__(self, inner: gym.spaces.Box, spaces: Spaces) -> None:
+        parts = spaces.parts
+        assert parts is not None
+        low, high = np.zeros(parts.width, parts.dtype), np.full(parts.width, 255, parts.dtype)
+        if parts.dtype != np.uint8:
+            bounds, masks = (inner.low.reshape(1, -1), inner.high.reshape(1, -1)), (np.zeros, np.ones)
+            low, high = (parts.masked(bound, one((1, sum(spaces.choices))))[0] for bound, one in zip(bounds, masks))
+        super().__init__(parts, low, high)
+        self.spaces = spaces
 
 
 @dataclass(frozen=True)
@@ -57,11 +72,14 @@ class Spaces:
     frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
     parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
+    bare: Spaces | None = None  # the same without masks of actions, where rows end with them
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
         """The spaces of a wrapped environment."""
         obs, act = env.observation_space, env.action_space
+        if isinstance(obs, MaskedSpace):
+            return obs.spaces
         if not isinstance(obs, gym.spaces.Box):
             raise ValueError(f"observations must be a Box after wrapping, got {obs}")
         shape = tuple(obs.shape)
@@ -90,8 +108,24 @@ class Spaces:
             f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
         )
 
+    def masked(self) -> Spaces:
+        """The spaces with a mask of the actions in each row: a truth value for each choice."""
+        if self.parts is not None:
+            seen = self.parts.all
+        elif self.image:
+            how: dict[str, Any] = {"channels_last": self.channels_last, "divisor": 255.0}
+            seen = (Part("obs", (), "image", self.obs_shape, dtype="uint8", given=self.given_shape, **how),)
+        else:
+            seen = (Part("obs", (), "vector", self.obs_shape, given=self.obs_shape),)
+        size = (sum(self.choices),)
+        parts = Parts([*seen, Part(MASK, (MASK,), "mask", size, given=size)])
+        rows: dict[str, Any] = {"obs_shape": (parts.width,), "obs_dtype": parts.dtype, "channels_last": False}
+        return replace(self, **rows, frames=1, raw=None, parts=parts, bare=self)
+
     def facts(self) -> dict[str, Any]:
         """The spaces as plain values, for a file; without the space that observations had before they were flat."""
+        if self.bare is not None:
+            return {**self.bare.facts(), "masked": True}
         arrays = {"start": np.asarray(self.start).tolist()}
         if self.action_kind == "box":
             arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
@@ -104,11 +138,18 @@ class Spaces:
 
     def recorded(self) -> dict[str, Any]:
         """What a dataset's metadata say of observations that are rows of parts; nothing of others."""
-        return {"parts": self.parts.facts()} if self.mixed and self.parts is not None else {}
+        return {"parts": self.parts.facts()} if self.in_rows and self.parts is not None else {}
 
     @classmethod
     def of_facts(cls, facts: Any) -> Spaces:
         """The spaces that ``facts`` came from; whatever else a file holds is refused (StateError)."""
+        if isinstance(facts, dict) and facts.get("masked") is True:
+            bare = cls.of_facts({name: fact for name, fact in facts.items() if name != "masked"})
+            if bare.action_kind not in ("discrete", "multi_discrete"):
+                raise StateError("has masks of actions that are no choices", "masked")
+            if sum(bare.choices) > WIDEST_ROW:
+                raise StateError("has more choices than a mask may have", "choices")
+            return bare.masked()
         names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
         saved = Saved(facts, names, ("low", "high", "env_dtype", "parts"))
         shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
@@ -159,6 +200,11 @@ class Spaces:
         return self.obs_kind == "mixed"
 
     @property
+    def in_rows(self) -> bool:
+        """Whether networks take rows of parts, of which they encode some: a mix, or observations with masks."""
+        return self.mixed or self.bare is not None
+
+    @property
     def obs_dim(self) -> int:
         return self.obs_shape[0]
 
@@ -186,9 +232,9 @@ class Spaces:
 
     def matches(self, other: Spaces) -> bool:
         """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
-        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts")]
+        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "bare")]
         same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-        return same and (not (self.mixed or other.mixed) or self.parts == other.parts)
+        return same and (not (self.in_rows or other.in_rows) or self.parts == other.parts)
 
     def describe(self) -> str:
         actions = {
@@ -197,11 +243,16 @@ class Spaces:
             "multi_discrete": f"MultiDiscrete{list(self.choices)}",
             "multi_binary": f"MultiBinary({self.choices[0] if self.choices else 0})",
         }[self.action_kind]
-        seen = f"({self.parts.describe()})" if self.mixed and self.parts is not None else self.obs_shape
+        seen = f"({self.parts.describe()})" if self.in_rows and self.parts is not None else self.obs_shape
         return f"{self.obs_kind} {seen} and {actions}"
 
-    def require(self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...]) -> None:
+    def require(
+        self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...], masks: bool = False
+    ) -> None:
         """Fail early, with one message shape for every algorithm."""
+        if self.bare is not None and not masks:
+            advice = "env_kwargs.action_masks: false leaves them out"
+            raise ValueError(f"{who} takes no masks of actions, and {env_id} gives some: {advice}")
         if self.obs_kind in obs and self.action_kind in actions:
             return
         names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
@@ -240,8 +291,10 @@ class Spaces:
         rows = rows / np.where(self.scale > 0, self.scale, np.float32(1))  # a constant is 0
         return rows
 
-    def random_actions(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Uniform agent actions (N, ...)."""
+    def random_actions(self, rng: np.random.Generator, n: int, obs: np.ndarray | None = None) -> np.ndarray:
+        """Uniform agent actions (N, ...), of those that the masks of ``obs`` (N, ...) allow, if it has masks."""
+        if self.bare is not None and obs is not None and self.parts is not None:
+            return drawn_allowed(self.parts.allowed(obs), self.choices, rng).reshape(n, *self.action_shape)
         if self.action_kind == "box":
             return rng.uniform(-1, 1, size=(n, *self.action_shape)).astype(np.float32)
         if self.action_kind == "discrete":

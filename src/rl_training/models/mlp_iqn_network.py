@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rl_training.base.parts import Parts
+from rl_training.models.masks import ActionMasks
 from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
@@ -46,6 +47,7 @@ class ImplicitQuantiles(nn.Module):
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observed(obs_dim, obs_shape, obs_parts)
+        self.masks = ActionMasks.of(shape)
         self.encoder, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.width = width
         self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())
@@ -90,7 +92,7 @@ class MLPIQNetwork(ImplicitQuantiles):
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,), by the mean of quantiles at midpoints."""
-        return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)
+        return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon, self.masks, obs)
 
 
 def quantiles_at(network: Any, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:

@@ -213,12 +213,12 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
             double_q=cfg.double,
             optimizer=cfg.optimizer_factory(),
             normalizer=plan.normalizer(cfg.normalize_observations),
+            masks=plan.masks,
             **cfg.pick(cfg.LEARNER),
         )
 
-    return FamilySpec(
-        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image", "mixed"), actions=("discrete",)
-    )
+    spaces: dict[str, Any] = {"obs": ("vector", "image", "mixed"), "actions": ("discrete",), "masks": True}
+    return FamilySpec(name=name, config=options, build=build, loop=ValueLoop, **spaces)
 
 
 SPECS = {

@@ -41,7 +41,13 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> Any:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
         own = self.pick({"hidden_sizes", "initial_log_std"})
-        return self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
+        policy = self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
+        if plan.masks is not None and getattr(policy, "masks", None) is None:
+            raise ValueError(
+                f"{type(policy).__name__} has no masks, and the environment gives masks of actions: subclass "
+                f"{network.__name__}, or set env_kwargs.action_masks: false"
+            )
+        return policy
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """PPO's arguments beside its network."""
@@ -55,6 +61,10 @@ def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
     return PPO(policy=cfg.policy(plan), **cfg.learner(plan))
 
 
-SPACES = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+SPACES: dict[str, Any] = {
+    "obs": ("vector", "image", "mixed"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+    "masks": True,
+}
 SPECS = {"ppo": AlgorithmSpec(name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, **SPACES)}
 train_ppo = SPECS["ppo"].train

@@ -29,7 +29,15 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context, write_metadata
-from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
+from rl_training.models.heads import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Head,
+    MaskedCategorical,
+    MultiCategorical,
+)
+from rl_training.models.masks import ActionMasks
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.parts import PartsNormalizer
 from rl_training.runtime.building import within_checkpoint
@@ -70,7 +78,7 @@ class Blueprint:
         """A scaler of observations, if it is enabled."""
         if not enabled:
             return None
-        parts = self.spaces.parts if self.spaces.mixed else None
+        parts = self.spaces.parts if self.spaces.in_rows else None
         if self.spaces.image or (parts is not None and not parts.vector_size):
             raise ConfigError(
                 [(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")]
@@ -83,17 +91,23 @@ class Blueprint:
     def head(self) -> Head:
         """The distribution for the environment's actions; Gaussian for boxes."""
         spaces = self.spaces
+        choice = Categorical if spaces.bare is None else MaskedCategorical
         if spaces.action_kind == "discrete":
-            return Categorical(spaces.num_actions)
+            return choice(spaces.num_actions)
         if spaces.action_kind == "multi_discrete":
-            return MultiCategorical(spaces.choices)
+            return MultiCategorical(spaces.choices, choice)
         binary = spaces.action_kind == "multi_binary"
         return Bernoulli(spaces.num_actions) if binary else DiagonalGaussian(spaces.action_dim)
 
     @property
+    def masks(self) -> ActionMasks | None:
+        """The masks of actions in observations, where the environment gives some."""
+        return None if self.spaces.bare is None or self.spaces.parts is None else ActionMasks(self.spaces.parts)
+
+    @property
     def shape(self) -> dict[str, Any]:
-        """``obs_dim`` for vectors, ``obs_shape`` for images, ``obs_parts`` for a mix: what networks take."""
-        if self.spaces.mixed:
+        """``obs_dim`` for vectors, ``obs_shape`` for images, ``obs_parts`` for a mix or masks: what networks take."""
+        if self.spaces.in_rows:
             return {"obs_parts": self.spaces.parts}
         return {"obs_shape": self.spaces.obs_shape} if self.spaces.image else {"obs_dim": self.spaces.obs_dim}
 
@@ -108,6 +122,7 @@ class AlgorithmSpec:
     loop: Callable[[Run, Any, Any], Loop]
     obs: tuple[str, ...] = ("vector",)
     actions: tuple[str, ...] = ("discrete", "box")
+    masks: bool = False  # whether it takes masks of actions
 
     @property
     def entry(self) -> Entry:
@@ -147,7 +162,7 @@ class AlgorithmSpec:
         return self._plan(config, factory.spaces(), network, device)
 
     def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
-        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
+        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions, masks=self.masks)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:

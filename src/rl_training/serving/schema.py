@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.parts import Part
-from rl_training.envs.spaces import Spaces
+from rl_training.envs.spaces import MASK, Spaces
 from rl_training.serving.served import ServedAgent
 
 __all__ = ["action_schema", "add_predict", "observation_schema"]
@@ -17,6 +17,10 @@ Schema = dict[str, Any]
 
 def observation_schema(spaces: Spaces) -> Schema:
     """One observation; of several parts, an object or an array as the environment's Dict or Tuple."""
+    if spaces.bare is not None:
+        own, mask = observation_schema(spaces.bare), _nested({"type": "boolean"}, (sum(spaces.choices),))
+        parts = own["properties"] if own["type"] == "object" else {"observation": own}
+        return _object({**parts, MASK: mask}, [*parts, MASK])
     if spaces.parts is not None:
         return _of_parts([(part.path, part) for part in spaces.parts.all])
     number = {"type": "integer", "minimum": 0, "maximum": 255} if spaces.image else {"type": "number"}
