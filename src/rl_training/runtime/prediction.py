@@ -81,12 +81,12 @@ def read_observations(spaces: Spaces, obs: Any, action_mask: Any = None) -> tupl
 
 def _with_masks(spaces: Spaces, bare: Spaces, obs: Any, masks: Any) -> tuple[np.ndarray, bool]:
     """Rows (N, width) of observations without masks, and the masks."""
-    rows, single = read_observations(bare, obs)
     if masks is None:
         raise ValueError(
             "this agent chooses among allowed actions, and it is not said which these are: give action_mask, "
             f"{sum(bare.choices)} truth values for each observation (or {{'observation': ..., '{MASK}': ...}})"
         )
+    rows, single = read_observations(bare, obs)
     each = [masks] if single else list(masks)
     if len(each) != len(rows):
         raise ValueError(f"there are {len(rows)} observations and {len(each)} masks of actions")
