@@ -91,4 +91,4 @@ class SinglePoint(Point):
 
 
 for kind in (BitFlips, EndingBitFlips, Point, SinglePoint):
-    gym.register(f"{kind.__name__}-v0", entry_point=kind, max_episode_steps=100)
+    gym.register(f"Goal{kind.__name__}-v0", entry_point=kind, max_episode_steps=100)

@@ -105,7 +105,7 @@ def test_every_declared_option_is_read(algo, tiny):
         given = {name: value for name, value in configs[0].algo_kwargs.items() if not name.startswith("dataset_")}
         configs.append(configs[0].replace(algo_kwargs={**given, **mixed}))
     if "hindsight" in spec.config.model_fields:
-        goals = "Point-v0" if configs[0].env_id == "Pendulum-v1" else "BitFlips-v0"
+        goals = "GoalPoint-v0" if configs[0].env_id == "Pendulum-v1" else "GoalBitFlips-v0"
         configs.append(tiny(algo).replace(env_id=goals, algo_kwargs={**tiny(algo).algo_kwargs, "hindsight": "future"}))
     pictures = {"env": Pictures} if algo == "gail" else None  # has options for them
     seen = set()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*no time limit")
 
 
 def goal_config(tiny, algo, **changes):
-    given = {"hindsight": "future", "total_timesteps": STEPS, "env_id": f"{TASKS[algo]}-v0"}
+    given = {"hindsight": "future", "total_timesteps": STEPS, "env_id": f"Goal{TASKS[algo]}-v0"}
     config = tiny(algo, **{**given, **changes})
     own = {name: value for name, value in config.algo_kwargs.items() if value is not None}
     return config.replace(algo_kwargs=own)
@@ -183,7 +183,7 @@ def test_success_is_logged(tiny):
         (
             "sac",
             {"env_kwargs": {"wrappers": {"frame_stack": 2}}},
-            "algo_kwargs.hindsight: Point-v0 is no goal environment",
+            "algo_kwargs.hindsight: GoalPoint-v0 is no goal environment",
         ),
     ],
 )

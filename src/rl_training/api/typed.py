@@ -466,7 +466,8 @@ class GAILKeywords(RunKeywords, total=False):
     target_kl: float | None
     """skip the remaining passes once the policy has moved this far (> 0); default: None"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
     """adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam"""
     weight_decay: float | None
@@ -548,8 +549,8 @@ class GAIL(ManagedAlgorithm):
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
     - ``weight_decay``: adamw: share of every weight that a step of rate 1 takes away; None: 0.01 (≥ 0); default: None
     - ``optimizer_betas``: adam, adamw, laprop: how much the means of gradients and of squares keep; None: [0.9, 0.999];
@@ -626,7 +627,8 @@ class PPOKeywords(RunKeywords, total=False):
     target_kl: float | None
     """skip the remaining passes once the policy has moved this far (> 0); default: None"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
     normalize_rewards: bool
     """scale rewards by the running deviation of the discounted return; by task: true for vectors; default: by task"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
@@ -671,8 +673,8 @@ class PPO(ManagedAlgorithm):
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``normalize_rewards``: scale rewards by the running deviation of the discounted return; by task: true for vectors;
       default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam
@@ -1827,7 +1829,8 @@ class PPGKeywords(RunKeywords, total=False):
     target_kl: float | None
     """skip the remaining passes once the policy has moved this far (> 0); default: None"""
     normalize_observations: bool
-    """scale observations by their running mean and deviation; by task: true for vectors; default: by task"""
+    """scale observations by their running mean and deviation; by task: true for vectors, in a mix too; default: by
+    task"""
     normalize_rewards: bool
     """scale rewards by the running deviation of the discounted return; by task: true for vectors; default: by task"""
     optimizer: Literal["adam", "adamw", "rmsprop", "laprop"]
@@ -1892,8 +1895,8 @@ class PPG(ManagedAlgorithm):
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
-    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors;
-      default: by task
+    - ``normalize_observations``: scale observations by their running mean and deviation; by task: true for vectors, in
+      a mix too; default: by task
     - ``normalize_rewards``: scale rewards by the running deviation of the discounted return; by task: true for vectors;
       default: by task
     - ``optimizer``: adam, adamw, rmsprop or laprop (with adaptive clipping); default: adam

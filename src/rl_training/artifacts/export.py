@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from rl_training.algorithms.base import Learner
-from rl_training.artifacts.inputs import Inputs, Named, drawn_rows
+from rl_training.artifacts.inputs import Named, PolicyInputs, drawn_rows
 from rl_training.base.state import Rng
 from rl_training.envs.factory import EnvFactory, EnvSource
 from rl_training.envs.spaces import Spaces
@@ -70,7 +70,7 @@ class Policy(nn.Module):
         super().__init__()
         self.network: Any = copy.deepcopy(agent.policy_module())
         self.normalizer = copy.deepcopy(agent.normalizer)
-        self._spaces, self.inputs = spaces, Inputs(spaces)
+        self._spaces, self.inputs = spaces, PolicyInputs(spaces)
         if spaces.action_kind == "box":
             for name in ("center", "scale", "low", "high"):
                 self.register_buffer(f"action_{name}", torch.from_numpy(getattr(spaces, name)))
@@ -310,7 +310,7 @@ def _tensors(columns: tuple[np.ndarray, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(np.ascontiguousarray(column)) for column in columns)
 
 
-def _run_torch(path: Path, inputs: Inputs) -> ActFunction:
+def _run_torch(path: Path, inputs: PolicyInputs) -> ActFunction:
     module = torch.export.load(path).module()
 
     def run(obs: np.ndarray, carry: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -348,7 +348,7 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _run_onnx(path: Path, inputs: Inputs) -> ActFunction:
+def _run_onnx(path: Path, inputs: PolicyInputs) -> ActFunction:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

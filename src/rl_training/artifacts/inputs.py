@@ -12,13 +12,13 @@ from rl_training.base.parts import Part, Parts
 from rl_training.envs.spaces import Spaces
 from rl_training.models.parts import PartsNormalizer
 
-__all__ = ["Inputs", "Named", "drawn_rows"]
+__all__ = ["Named", "PolicyInputs", "drawn_rows"]
 
 OTHERS = {"action", "carry", "next_carry"}  # names that a file uses for other things
 BOUND = 255  # of bytes
 
 
-class Inputs:
+class PolicyInputs:
     """The inputs of a policy: their names, and how they become what its network sees."""
 
     def __init__(self, spaces: Spaces) -> None:

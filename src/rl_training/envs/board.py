@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks import BOOLEANS
-from rl_training.envs.hosted import Outcome
+from rl_training.envs.hosted import Reply
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.watchdog import Watchdog
 
@@ -31,7 +31,7 @@ def layout_of(spaces: Spaces, num: int) -> Layout:
         ("actions", (num, *shape), dtype.str),
         ("rewards", (num,), "f8"),
         ("ends", (num, 2), "i1"),  # terminated, truncated
-        ("plain", (num,), "i1"),  # whether the outcome lies here, and not in a message
+        ("plain", (num,), "i1"),  # whether the reply lies here, and not in a message
         ("chosen", (num,), "i1"),  # whose episode is to begin
         ("began", (num,), "f8"),  # time.monotonic() of the call under way; inf: there is none
         ("at", (1,), "i8"),  # the place that is being served
@@ -77,11 +77,11 @@ class Board:
         self.newest[place] = row
         return True
 
-    def put_step(self, place: int, outcome: Outcome) -> bool:
-        """Write an outcome of a step, if it is of the kind that most are."""
-        if not (outcome.ok and isinstance(outcome.value, tuple) and len(outcome.value) == 5):
+    def put_step(self, place: int, reply: Reply) -> bool:
+        """Write a reply of a step, if it is of the kind that most are."""
+        if not (reply.ok and isinstance(reply.value, tuple) and len(reply.value) == 5):
             return False
-        obs, reward, terminated, truncated, _ = outcome.value
+        obs, reward, terminated, truncated, _ = reply.value
         try:
             reward = float(reward)
         except (TypeError, ValueError, OverflowError):

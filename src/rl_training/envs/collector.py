@@ -66,26 +66,13 @@ class Collector:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         self._log_info, self._on_episode = log_info, on_episode
-        self._workers: Workers | VectorEnvs | None = None
-        self._envs: list[Any]
         first = factory.make(training=True)
         self.spaces = Spaces.of(first)
         _warn_of_endless_episodes(first, factory.name)
-        vector = factory.vector(first, backend)
-        if vector is not None:
-            first.close()
-            own = vector is not factory.source
-            self._workers = VectorEnvs(vector, num_envs, seed, factory.watchdog, own=own)
-            self._envs = list(self._workers.envs)
-        elif backend == "local":
-            envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
-            make = factory.make_changed
-            self._envs = [replayable(env, seed=seed, index=i, make=make) for i, env in enumerate(envs)]
-        else:
-            first.close()
-            how: dict[str, Any] = {"workers": workers, "info": log_info}
-            self._workers = make_workers(backend, factory, self.spaces, num_envs, seed, **how)
-            self._envs = list(self._workers.envs)
+        self._workers = _elsewhere(factory, first, num_envs, seed, backend, workers, log_info)
+        self._envs: list[Any] = (
+            _in_this_process(factory, first, num_envs, seed) if self._workers is None else list(self._workers.envs)
+        )
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
@@ -338,6 +325,26 @@ class Collector:
             return
         for slot in self._envs:
             slot.env.close()
+
+
+def _in_this_process(factory: EnvFactory, first: Any, num_envs: int, seed: int) -> list[Any]:
+    """The slots of environments that are stepped here, of which ``first`` is one."""
+    envs = [first, *(factory.make(training=True) for _ in range(num_envs - 1))]
+    return [replayable(env, seed=seed, index=i, make=factory.make_changed) for i, env in enumerate(envs)]
+
+
+def _elsewhere(
+    factory: EnvFactory, first: Any, num_envs: int, seed: int, backend: str, workers: int | None, info: Sequence[str]
+) -> Workers | VectorEnvs | None:
+    """What steps environments together, in workers or in a VectorEnv; None where each is stepped in this process."""
+    vector = factory.vector(first, backend)
+    if vector is None and backend == "local":
+        return None
+    spaces = Spaces.of(first)
+    first.close()
+    if vector is not None:
+        return VectorEnvs(vector, num_envs, seed, factory.watchdog, own=vector is not factory.source)
+    return make_workers(backend, factory, spaces, num_envs, seed, workers=workers, info=info)
 
 
 def _warn_of_endless_episodes(env: Any, name: str) -> None:

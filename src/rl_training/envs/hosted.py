@@ -18,20 +18,20 @@ from rl_training.envs.factory import EnvFactory
 from rl_training.envs.replay import ReplayableEnv, replayable
 from rl_training.envs.watchdog import Watchdog
 
-__all__ = ["HostedEnvs", "LostWorker", "Outcome", "WorkerTraceback", "registered"]
+__all__ = ["HostedEnvs", "LostWorker", "Reply", "WorkerTraceback", "registered"]
 
 
 class WorkerTraceback(Exception):
     """The traceback of an exception in a worker, shown as its cause."""
 
 
-class Outcome(NamedTuple):
+class Reply(NamedTuple):
     """What a request to one environment came to: its result, or the exception that it raised."""
 
     ok: bool
     value: Any
 
-    def packed(self) -> Outcome:
+    def packed(self) -> Reply:
         """As another process can read it, an exception too: its type's name, its text, itself where that is possible,
         and its traceback."""
         if self.ok:
@@ -42,10 +42,10 @@ class Outcome(NamedTuple):
                 whole = pickle.dumps(error)
                 pickle.loads(whole)
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return Outcome(False, (type(error).__name__, str(error), whole, trace))
+        return Reply(False, (type(error).__name__, str(error), whole, trace))
 
-    def unpacked(self) -> Outcome:
-        """The outcome again; an exception of a type that only the worker knows is one of the same name and text."""
+    def unpacked(self) -> Reply:
+        """The reply again; an exception of a type that only the worker knows is one of the same name and text."""
         if self.ok:
             return self
         name, text, whole, trace = self.value
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
         with contextlib.suppress(Exception):
             error = pickle.loads(whole)
         error.__cause__ = WorkerTraceback(f"\n{trace}")
-        return Outcome(False, error)
+        return Reply(False, error)
 
 
 class LostWorker(Exception):
@@ -96,16 +96,16 @@ class HostedEnvs:
             "rebuild": self._rebuild,
         }
 
-    def serve(self, name: str, arguments: Mapping[int, Any]) -> dict[int, Outcome]:
-        """The outcome of an operation at each place that it has an argument for."""
+    def serve(self, name: str, arguments: Mapping[int, Any]) -> dict[int, Reply]:
+        """The reply of an operation at each place that it has an argument for."""
         return {place: self.attempt(name, place, argument) for place, argument in arguments.items()}
 
-    def attempt(self, name: str, place: int, argument: Any = None) -> Outcome:
+    def attempt(self, name: str, place: int, argument: Any = None) -> Reply:
         """One operation of one environment, whatever that raises."""
         try:
-            return Outcome(True, self._operations[name](self.slots[place], argument))
+            return Reply(True, self._operations[name](self.slots[place], argument))
         except Exception as error:
-            return Outcome(False, error)
+            return Reply(False, error)
 
     def _begin(self, slot: ReplayableEnv, _: Any) -> tuple[Any, dict[str, Any]]:
         """The first observation, and what more than a seed and actions this episode's state has."""

@@ -38,7 +38,7 @@ class Nursery:
         self._channel, theirs = socket.socketpair()
         # the run decides what signals mean; a handler, since what is ignored stays so in programs that workers start
         deaf = f"import signal, sys; [signal.signal(n, lambda *_: None) for n in {[*map(int, SIGNALS)]}]"
-        serve = f"from rl_training.envs.processes import serve; serve({theirs.fileno()})"
+        serve = f"from rl_training.envs.processes import serve_workers; serve_workers({theirs.fileno()})"
         code = f"{deaf}; sys.path[:] = {sys.path!r}; {serve}"
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(

@@ -27,12 +27,12 @@ import torch
 from rl_training.base.errors import reason
 from rl_training.envs.board import Board, SharedWatchdog, layout_of
 from rl_training.envs.factory import EnvFactory
-from rl_training.envs.hosted import HostedEnvs, LostWorker, Outcome, registered
+from rl_training.envs.hosted import HostedEnvs, LostWorker, Reply, registered
 from rl_training.envs.nursery import exactly, nursery, serve_forks
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
-__all__ = ["ProcessLink", "ProcessMaker", "serve"]
+__all__ = ["ProcessLink", "ProcessMaker", "serve_workers"]
 
 STEP, BEGIN, DONE, MESSAGE, CLOSE = (bytes([letter]) for letter in b"sb.mc")
 LENGTH = struct.Struct("q")
@@ -105,24 +105,24 @@ class ProcessLink:
                 os.write(self._writer, MESSAGE)
                 _send(self._writer, (name, dict(arguments)))
 
-    def receive(self) -> dict[int, Outcome]:
-        """The outcomes of what was sent last; LostWorker if there will be none."""
+    def receive(self) -> dict[int, Reply]:
+        """The replies of what was sent last; LostWorker if there will be none."""
         if not self._worker:
             self._greet()
-        more: dict[int, Outcome] = {}
+        more: dict[int, Reply] = {}
         infos: dict[int, Any] = {}
         if self._read(1) == MESSAGE:
             infos, sent = self._message()
-            more = {place: outcome.unpacked() for place, outcome in sent.items()}
+            more = {place: reply.unpacked() for place, reply in sent.items()}
         if self._asked == MESSAGE:
             return more
         board = self._board
         if self._asked == BEGIN:
-            seen = {place: Outcome(True, (board.seen(place), {})) for place in self._places if board.plain[place]}
+            seen = {place: Reply(True, (board.seen(place), {})) for place in self._places if board.plain[place]}
             return {**seen, **more}
         steps = board.steps()
         return {
-            place: more[place] if place in more else Outcome(True, (*steps[place], infos.get(place, {})))
+            place: more[place] if place in more else Reply(True, (*steps[place], infos.get(place, {})))
             for place in self._places
         }
 
@@ -185,7 +185,7 @@ class ProcessLink:
             os.close(self._reader)
 
 
-def serve(channel: int) -> None:
+def serve_workers(channel: int) -> None:
     """The clean process that worker processes are forks of."""
     serve_forks(channel, _work)
 
@@ -198,9 +198,9 @@ def _work(requests: int, answers: int, shared: int) -> None:
     except EOFError:
         return
     except Exception as error:
-        _send(answers, (os.getpid(), Outcome(False, error).packed()))
+        _send(answers, (os.getpid(), Reply(False, error).packed()))
         return
-    _send(answers, (os.getpid(), Outcome(True, None)))
+    _send(answers, (os.getpid(), Reply(True, None)))
     with contextlib.suppress(EOFError, BrokenPipeError):
         while (asked := os.read(requests, 1)) not in (b"", CLOSE):
             if asked == MESSAGE:
@@ -235,45 +235,45 @@ def _settle(order: dict[str, Any], shared: int) -> tuple[Board, HostedEnvs]:
         return board, HostedEnvs(factory, order["seed"], indices, order["info"], dogs)
 
 
-def _stepped(board: Board, hosted: HostedEnvs, discrete: bool) -> tuple[dict[int, Any], dict[int, Outcome]]:
-    """Step every environment with its action on the board: infos of ends, and outcomes that the board cannot hold."""
+def _stepped(board: Board, hosted: HostedEnvs, discrete: bool) -> tuple[dict[int, Any], dict[int, Reply]]:
+    """Step every environment with its action on the board: infos of ends, and replies that the board cannot hold."""
     infos, more = {}, {}
     actions = board.actions.tolist() if discrete else board.actions.copy()
     for place, action in enumerate(actions):
         board.at[0] = place
-        outcome = hosted.attempt("step", place, action)
-        if not board.put_step(place, outcome):
-            more[place] = outcome
-        elif board.ends[place].any() and outcome.value[4]:
-            infos[place] = outcome.value[4]
+        reply = hosted.attempt("step", place, action)
+        if not board.put_step(place, reply):
+            more[place] = reply
+        elif board.ends[place].any() and reply.value[4]:
+            infos[place] = reply.value[4]
     return infos, more
 
 
-def _begun(board: Board, hosted: HostedEnvs, _: bool) -> tuple[dict[int, Any], dict[int, Outcome]]:
+def _begun(board: Board, hosted: HostedEnvs, _: bool) -> tuple[dict[int, Any], dict[int, Reply]]:
     """Begin the episodes that the board names."""
     more = {}
     for place in np.flatnonzero(board.chosen).tolist():
         board.at[0] = place
-        outcome = hosted.attempt("begin", place)
-        plain = outcome.ok and not outcome.value[1] and board.put_obs(place, outcome.value[0])
+        reply = hosted.attempt("begin", place)
+        plain = reply.ok and not reply.value[1] and board.put_obs(place, reply.value[0])
         board.plain[place] = plain
         if not plain:
-            more[place] = outcome
+            more[place] = reply
     return {}, more
 
 
-def _served(board: Board, hosted: HostedEnvs, name: str, arguments: dict[int, Any]) -> dict[int, Outcome]:
-    outcomes = {}
+def _served(board: Board, hosted: HostedEnvs, name: str, arguments: dict[int, Any]) -> dict[int, Reply]:
+    replies = {}
     for place, argument in arguments.items():
         board.at[0] = place
-        outcomes[place] = hosted.attempt(name, place, argument)
-    return outcomes
+        replies[place] = hosted.attempt(name, place, argument)
+    return replies
 
 
-def _reply(answers: int, infos: dict[int, Any], more: dict[int, Outcome]) -> None:
+def _reply(answers: int, infos: dict[int, Any], more: dict[int, Reply]) -> None:
     if infos or more:
         os.write(answers, MESSAGE)
-        _send(answers, (infos, {place: outcome.packed() for place, outcome in more.items()}))
+        _send(answers, (infos, {place: reply.packed() for place, reply in more.items()}))
     else:
         os.write(answers, DONE)
 

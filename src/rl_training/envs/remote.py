@@ -11,7 +11,7 @@ import gymnasium as gym
 from rl_training.base.errors import reason
 from rl_training.base.modules import directories_added, look_in
 from rl_training.envs.factory import EnvFactory
-from rl_training.envs.hosted import HostedEnvs, LostWorker, Outcome, registered
+from rl_training.envs.hosted import HostedEnvs, LostWorker, Reply, registered
 
 __all__ = ["RayLink", "RayMaker", "connect"]
 
@@ -83,7 +83,7 @@ class _Actor:
             gym.registry.setdefault(name, spec)
         self._hosted = HostedEnvs(factory, seed, indices, info)
 
-    def serve(self, name: str, arguments: dict[int, Any]) -> dict[int, Outcome]:
+    def serve(self, name: str, arguments: dict[int, Any]) -> dict[int, Reply]:
         return {place: outcome.packed() for place, outcome in self._hosted.serve(name, arguments).items()}
 
 
@@ -99,10 +99,10 @@ class RayLink:
         self._count, self._place = len(arguments), min(arguments, default=0)
         self._answer = self._actor.serve.remote(name, dict(arguments))
 
-    def receive(self) -> dict[int, Outcome]:
+    def receive(self) -> dict[int, Reply]:
         limit = self._limit * self._count if self._limit is not None and self._started else None
         try:
-            sent: dict[int, Outcome] = self._ray.get(self._answer, timeout=limit)
+            sent: dict[int, Reply] = self._ray.get(self._answer, timeout=limit)
         except self._ray.exceptions.GetTimeoutError:
             raise LostWorker(f"has not answered for {limit:g} seconds", self._place) from None
         except self._ray.exceptions.RayTaskError as error:

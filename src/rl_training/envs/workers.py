@@ -19,7 +19,7 @@ from rl_training.base.errors import raised
 from rl_training.base.saved import Saved
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
-from rl_training.envs.hosted import LostWorker, Outcome
+from rl_training.envs.hosted import LostWorker, Reply
 from rl_training.envs.incidents import History
 from rl_training.envs.processes import ProcessMaker
 from rl_training.envs.remote import RayMaker
@@ -35,7 +35,7 @@ class Link(Protocol):
     def send(self, name: str, arguments: Mapping[int, Any]) -> None:
         """Let the worker begin with an operation of HostedEnvs."""
 
-    def receive(self) -> dict[int, Outcome]:
+    def receive(self) -> dict[int, Reply]:
         """What that came to; LostWorker if the worker does not answer."""
 
     def end(self, *, kill: bool = False) -> None:
@@ -138,7 +138,7 @@ class Worker:
         self._asked: dict[int, Any] = {}
         self._name = ""
         self._sent = False
-        self._results: dict[int, Outcome] = {}
+        self._results: dict[int, Reply] = {}
 
     def ask(self, name: str, place: int, argument: Any) -> None:
         """Add to the next round; a round has one operation."""
@@ -172,9 +172,9 @@ class Worker:
             except LostWorker as lost:
                 self._results.update(self._again(lost, asked))
         except EnvironmentFailure as error:
-            self._results.update({place: Outcome(False, error) for place in asked})
+            self._results.update({place: Reply(False, error) for place in asked})
 
-    def _again(self, lost: LostWorker, asked: dict[int, Any]) -> dict[int, Outcome]:
+    def _again(self, lost: LostWorker, asked: dict[int, Any]) -> dict[int, Reply]:
         """Start another worker, bring every environment to where it was, and repeat the round."""
         who = f"environment {self._indices[0]}"
         if len(self.envs) > 1:

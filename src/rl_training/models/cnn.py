@@ -9,10 +9,10 @@ from torch import nn
 
 __all__ = ["Convolutions", "PixelScale", "convolutional_layers"]
 
-Layers = tuple[tuple[int, int, int], ...]  # channels, side of the kernel and stride of each
+Stages = tuple[tuple[int, int, int], ...]  # channels, side of the kernel and stride of each
 
-LARGE: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-SMALLER: tuple[tuple[int, Layers], ...] = (  # by the shorter side, from which on
+LARGE: Stages = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+SMALLER: tuple[tuple[int, Stages], ...] = (  # by the shorter side, from which on
     (20, ((32, 3, 2), (64, 3, 2), (64, 3, 1))),
     (10, ((32, 3, 1), (64, 3, 2))),
     (5, ((32, 3, 1), (64, 3, 1))),

@@ -18,7 +18,7 @@ import torch
 __all__ = ["CRITICS_FORM", "FAMILIES", "PolicyTensors", "Route", "partners_of", "policy_of", "route"]
 
 PartTensors = Mapping[str, torch.Tensor]
-Parts = Mapping[str, PartTensors]  # the parts of an agent by name (model.actor), each as its tensors
+AgentParts = Mapping[str, PartTensors]  # the parts of an agent by name (model.actor), each as its tensors
 LayerTensors = list[tuple[torch.Tensor, torch.Tensor]]  # weight (out, in, ...) and bias (out,) of each
 
 SOFT = ("sac", "cql", "rlpd", "mbpo", "mopo")  # an actor with a squashed Gaussian, and critics
@@ -100,7 +100,7 @@ class PolicyTensors(NamedTuple):
         return True
 
 
-def policy_of(algo: str, options: Mapping[str, Any], units: Parts) -> PolicyTensors | None:
+def policy_of(algo: str, options: Mapping[str, Any], units: AgentParts) -> PolicyTensors | None:
     """The policy of an agent; None if its network is not this package's own."""
     try:
         if algo in ON_POLICY:
@@ -116,7 +116,7 @@ def policy_of(algo: str, options: Mapping[str, Any], units: Parts) -> PolicyTens
     return PolicyTensors(hidden, (mean, mean_bias), (log_std, log_std_bias), (name,))
 
 
-def _of_actor_critic(units: Parts) -> PolicyTensors:
+def _of_actor_critic(units: AgentParts) -> PolicyTensors:
     """Of the two towers for vectors, the first is the policy's."""
     layers, beside = _layers(units["model.trunk"]), ""
     if layers and all(weight.ndim == 3 for weight, _ in layers):

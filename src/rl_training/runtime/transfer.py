@@ -23,7 +23,7 @@ from rl_training.experiment.options_table import option_text
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint
 from rl_training.optim.flat import FlatOptimizer
-from rl_training.runtime.counterparts import CRITICS_FORM, Parts, PartTensors, Route, partners_of, policy_of, route
+from rl_training.runtime.counterparts import CRITICS_FORM, AgentParts, PartTensors, Route, partners_of, policy_of, route
 
 if TYPE_CHECKING:
     from rl_training.runtime.loops.base import Loop
@@ -138,8 +138,8 @@ class _Transfer:
         with raise_on_mismatch():
             self._saved = agent_state(state)
         _check_normalizer(agent, self._saved)
-        self.here: Parts = dict(_units(agent))
-        self.there: Parts = dict(_saved_units(self._saved))
+        self.here: AgentParts = dict(_units(agent))
+        self.there: AgentParts = dict(_saved_units(self._saved))
         self._names = config.init_parts
         for name in self._names:
             if not any(name in unit.split(".") for unit in self.here):
@@ -375,7 +375,7 @@ def _named(unit: str, names: Sequence[str]) -> bool:
     return not names or bool({"normalizer", *names} & set(unit.split(".")))
 
 
-def _images(units: Parts) -> bool:
+def _images(units: AgentParts) -> bool:
     """Whether a network of these has convolutions."""
     return any(tensor.ndim == 4 for tensors in units.values() for tensor in tensors.values())
 
