@@ -21,7 +21,6 @@ from rl_training.envs.wrappers import layers
 __all__ = ["MaskInObservation", "MaskedObservation", "lifted", "masked", "read_mask"]
 
 METHOD = "action_masks"
-Info = dict[str, Any]
 
 
 class MaskInObservation(gym.Wrapper):
@@ -32,16 +31,16 @@ class MaskInObservation(gym.Wrapper):
         space: Any = env.observation_space
         self.observation_space = gym.spaces.Dict({key: one for key, one in space.spaces.items() if key != MASK})
 
-    def _apart(self, obs: Any, info: Info) -> tuple[Any, Info]:
+    def _apart(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if not isinstance(obs, dict):
             raise EnvironmentFailure(f"the observation is {described(obs)}, its space says a Dict")
         rest = {key: part for key, part in obs.items() if key != MASK}
         return rest, ({**info, MASK: obs[MASK]} if MASK in obs else info)
 
-    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return self._apart(*self.env.reset(**kwargs))
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         obs, info = self._apart(obs, info)
         return obs, reward, terminated, truncated, info
@@ -71,11 +70,11 @@ class MaskedObservation(gym.Wrapper):
         row: np.ndarray = self._parts.masked(obs.reshape(1, -1), mask[None])[0]
         return row
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, Info]:
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
         obs, info = self.env.reset(**kwargs)
         return self._row(obs, info, False), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, Info]:
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._row(obs, info, bool(terminated)), reward, terminated, truncated, info
 

@@ -131,6 +131,8 @@ class Spaces:
             arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
         if self.parts is not None:
             arrays["parts"] = self.parts.facts()
+        if self.choices:
+            arrays["masked"] = False
         return {
             "obs_shape": list(self.obs_shape), "channels_last": self.channels_last, "frames": self.frames,
             "action_kind": self.action_kind, "choices": list(self.choices), "env_shape": list(self.env_shape), **arrays,
@@ -151,7 +153,7 @@ class Spaces:
                 raise StateError("has more choices than a mask may have", "choices")
             return bare.masked()
         names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
-        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts"))
+        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts", "masked"))
         shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
         kind, image = facts["action_kind"], len(shape) == 3
         if kind not in KINDS:

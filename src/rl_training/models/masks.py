@@ -11,7 +11,7 @@ from rl_training.base.parts import Parts
 from rl_training.models.heads import FORBIDDEN
 from rl_training.models.parts import BYTES, Taken
 
-__all__ = ["ActionMasks"]
+__all__ = ["ActionMasks", "keeping_to_masks"]
 
 
 class ActionMasks:
@@ -57,3 +57,13 @@ class ActionMasks:
     def allowed_on_host(self, rows: np.ndarray) -> np.ndarray:
         """Which actions are allowed, (N, A)."""
         return self._parts.allowed(rows)
+
+
+def keeping_to_masks(policy: Any, own: str) -> Any:
+    """The policy, if it reads masks; ``own``: the class of this package that does."""
+    if getattr(policy, "masks", None) is None:
+        raise ValueError(
+            f"{type(policy).__name__} has no masks, and the environment gives masks of actions: subclass {own}, or set "
+            "env_kwargs.action_masks: false"
+        )
+    return policy

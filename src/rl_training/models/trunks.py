@@ -60,8 +60,8 @@ def features(
     """All hidden layers (vectors: a perceptron; images: convolutions and one more; parts: their
     encoders and a perceptron), and their number of features."""
     if isinstance(seen, Parts) and not seen.images:
-        layers, width = features((seen.vector_size,), hidden_sizes, activation, linear)
-        return nn.Sequential(VectorsOfRows(seen), layers), width
+        inner, width = features((seen.vector_size,), hidden_sizes, activation, linear)
+        return nn.Sequential(VectorsOfRows(seen), inner), width
     if isinstance(seen, Parts):
         parts = PartsEncoder(seen)
         sizes = (parts.width, *hidden_sizes)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from rl_training.algorithms.ppo import PPO
 from rl_training.base.options import Sizes, opt
+from rl_training.models.masks import keeping_to_masks
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
@@ -42,12 +43,7 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
         own = self.pick({"hidden_sizes", "initial_log_std"})
         policy = self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
-        if plan.masks is not None and getattr(policy, "masks", None) is None:
-            raise ValueError(
-                f"{type(policy).__name__} has no masks, and the environment gives masks of actions: subclass "
-                f"{network.__name__}, or set env_kwargs.action_masks: false"
-            )
-        return policy
+        return policy if plan.spaces.bare is None else keeping_to_masks(policy, network.__name__)
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """PPO's arguments beside its network."""
