@@ -35,6 +35,8 @@ class Recorder:
     """Steps of one environment, gathered into a dataset."""
 
     def __init__(self, spaces: Spaces) -> None:
+        if spaces.action_kind == "joint":
+            raise ValueError("datasets hold no actions that mix choices and numbers, of a Tuple or Dict")
         self._spaces = spaces
         self._rows: list[tuple[np.ndarray, Any, float, np.ndarray, float, float]] = []
 

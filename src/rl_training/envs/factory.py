@@ -15,6 +15,7 @@ from gymnasium.wrappers import FlattenObservation
 from rl_training.base.errors import reason
 from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
+from rl_training.envs.actions import FlatActions
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
 from rl_training.envs.masks import lifted, masked
@@ -104,7 +105,8 @@ class EnvFactory:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
-        env = lifted(wrapped(env, wrappers.custom), options.action_masks)
+        env = FlatActions.around(wrapped(env, wrappers.custom), options.integer_actions, self.name)
+        env = lifted(env, options.action_masks)
         env = _seen(env, wrappers.parts, self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)

@@ -13,12 +13,19 @@ from gymnasium.wrappers import FlattenObservation
 
 from rl_training.base.parts import WIDEST_ROW, Part, Parts, drawn_allowed
 from rl_training.base.saved import LARGEST, Saved, StateError, within
+from rl_training.envs.actions import ActionForm
 
 __all__ = ["CHANNELS", "MASK", "SHORTEST", "WIDEST", "MaskedSpace", "RowSpace", "Spaces", "channels_last", "is_image"]
 
 CHANNELS = 16  # an image whose last axis is at most this long has its channels last, if it can be read both ways
 SHORTEST = 5  # pixels of an image's side, in the reading of its axes
-KINDS = ("discrete", "box", "multi_discrete", "multi_binary")  # of actions
+KINDS = {  # of actions, and what they are called
+    "discrete": "Discrete",
+    "box": "Box",
+    "multi_discrete": "MultiDiscrete",
+    "multi_binary": "MultiBinary",
+    "joint": "joint (Tuple or Dict)",
+}
 FLOATS = ("float16", "float32", "float64")  # types of boxes of actions in an environment
 LONGEST_AXIS = 2**24  # that the observations of a file may have
 MASK = "action_mask"  # what masks are called: in an info, in a Dict, and as a part of a row
@@ -58,9 +65,9 @@ class Spaces:
 
     obs_shape: tuple[int, ...]
     obs_dtype: np.dtype
-    action_kind: str  # discrete, box, multi_discrete, multi_binary
+    action_kind: str  # discrete, box, multi_discrete, multi_binary, joint (choices and numbers of a box)
     action_shape: tuple[int, ...]
-    choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,)
+    choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,); joint: 0 for a number
     start: Any = 0  # the environment's number of the first discrete action; of each, for multi_discrete
     center: Any = None  # boxes: environment units = center + scale * action
     scale: Any = None
@@ -72,6 +79,7 @@ class Spaces:
     frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
     parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
+    form: ActionForm | None = None  # how the environment has these actions, if it is in other ones
     bare: Spaces | None = None  # the same without masks of actions, where rows end with them
 
     @classmethod
@@ -94,7 +102,10 @@ class Spaces:
             "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
+            "form": _form(env),
         }
+        if common["form"] is not None and common["form"].kind == "joint":
+            return cls(**common, **_joint(common["form"]))
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
         if isinstance(act, gym.spaces.MultiDiscrete) and act.nvec.ndim == 1:
@@ -105,7 +116,7 @@ class Spaces:
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             return cls(**common, **_box(act.low, act.high, tuple(act.shape), act.dtype))
         raise ValueError(
-            f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
+            f"actions must be Discrete, MultiDiscrete, MultiBinary, a Box of numbers, or a Tuple or Dict of them, got {act}"
         )
 
     def masked(self) -> Spaces:
@@ -127,10 +138,12 @@ class Spaces:
         if self.bare is not None:
             return {**self.bare.facts(), "masked": True}
         arrays = {"start": np.asarray(self.start).tolist()}
-        if self.action_kind == "box":
+        if self.action_kind == "box":  # a joint one is its form
             arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
         if self.parts is not None:
             arrays["parts"] = self.parts.facts()
+        if self.form is not None:
+            arrays["form"] = self.form.facts()
         if self.choices:
             arrays["masked"] = False
         return {
@@ -153,7 +166,7 @@ class Spaces:
                 raise StateError("has more choices than a mask may have", "choices")
             return bare.masked()
         names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
-        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts", "masked"))
+        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts", "masked", "form"))
         shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
         kind, image = facts["action_kind"], len(shape) == 3
         if kind not in KINDS:
@@ -168,7 +181,10 @@ class Spaces:
             "channels_last": image and saved.flag("channels_last"),
             "frames": saved.count("frames", least=1),
             "parts": parts,
+            "form": _saved_form(saved, kind, choices),
         }
+        if kind == "joint":
+            return cls(**common, **_joint(common["form"]))
         if kind == "box":
             low, high = (np.array(_numbers(saved, name)) for name in ("low", "high"))
             env_shape = tuple(saved.counts("env_shape"))
@@ -212,7 +228,7 @@ class Spaces:
 
     @property
     def action_dtype(self) -> np.dtype:
-        return np.dtype(np.float32 if self.action_kind == "box" else np.int64)
+        return np.dtype(np.float32 if self.action_kind in ("box", "joint") else np.int64)
 
     @property
     def num_actions(self) -> int:
@@ -244,7 +260,8 @@ class Spaces:
             "box": f"Box{self.action_shape}",
             "multi_discrete": f"MultiDiscrete{list(self.choices)}",
             "multi_binary": f"MultiBinary({self.choices[0] if self.choices else 0})",
-        }[self.action_kind]
+            "joint": "joint",
+        }[self.action_kind] + (f" actions {self.form.describe()}" if self.form is not None else "")
         seen = f"({self.parts.describe()})" if self.in_rows and self.parts is not None else self.obs_shape
         return f"{self.obs_kind} {seen} and {actions}"
 
@@ -257,12 +274,27 @@ class Spaces:
             raise ValueError(f"{who} takes no masks of actions, and {env_id} gives some: {advice}")
         if self.obs_kind in obs and self.action_kind in actions:
             return
-        names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
-        needs = f"{' or '.join(obs)} observations and {' or '.join(names[a] for a in actions)} actions"
+        needs = f"{' or '.join(obs)} observations and {' or '.join(KINDS[a] for a in actions)} actions"
         advice = (
             "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
         )
+        if self.action_kind not in actions:
+            advice += self._other_actions(actions)
         raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}{advice}")
+
+    def _other_actions(self, actions: tuple[str, ...]) -> str:
+        """Why these actions are not taken, and what can be done about it; nothing where it is plain."""
+        if self.form is not None and any(part.integers for part in self.form.parts) and "box" in actions:
+            return "; env_kwargs.integer_actions: rounded makes numbers of them"
+        if self.action_kind in ("multi_discrete", "multi_binary") and "discrete" in actions:
+            number = math.prod(self.choices) if self.action_kind == "multi_discrete" else 2 ** self.choices[0]
+            few = (
+                f"docs/actions.md has a wrapper that makes one choice of {number:,}"
+                if number <= 1_000
+                else "ppo takes them"
+            )
+            return f"; a value for each combination is needed there, and {few}"
+        return "; ppo and ppg take them" if self.action_kind == "joint" else ""
 
     def encode(self, obs: Any) -> np.ndarray:
         """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""
@@ -279,14 +311,18 @@ class Spaces:
         """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped."""
         if self.action_kind == "discrete":
             return (actions + self.start).tolist() if self.start else actions.tolist()
-        if self.action_kind != "box":
+        if self.action_kind not in ("box", "joint"):
             return actions + self.start
         mapped = np.clip(self.center + self.scale * actions, self.low, self.high)
         return mapped.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
 
+    def as_given(self, actions: Any) -> list[Any]:
+        """Actions that ``to_env`` has made, as the environment itself has them, which may be a Dict or Tuple."""
+        return list(actions) if self.form is None else [self.form.restored(action) for action in actions]
+
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""
-        if self.action_kind != "box":
+        if self.action_kind not in ("box", "joint"):
             indices: np.ndarray = np.asarray(actions, np.int64) - self.start
             return indices
         rows: np.ndarray = np.asarray(actions, np.float32).reshape(-1, *self.action_shape) - self.center
@@ -299,6 +335,10 @@ class Spaces:
             return drawn_allowed(self.parts.allowed(obs), self.choices, rng).reshape(n, *self.action_shape)
         if self.action_kind == "box":
             return rng.uniform(-1, 1, size=(n, *self.action_shape)).astype(np.float32)
+        if self.action_kind == "joint":
+            columns = np.array(self.choices)
+            drawn = rng.random((n, *self.action_shape))
+            return np.where(columns > 0, np.floor(columns * drawn), 2 * drawn - 1).astype(np.float32)
         if self.action_kind == "discrete":
             return rng.integers(self.num_actions, size=n)
         upper = self.choices if self.action_kind == "multi_discrete" else 2
@@ -315,6 +355,37 @@ def _box(low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], dtype: Any) 
         "center": center.astype(np.float32), "scale": scale.astype(np.float32),
         "env_shape": shape, "env_dtype": dtype, "low": low.astype(dtype), "high": high.astype(dtype),
     }  # fmt: skip
+
+
+def _joint(form: ActionForm) -> dict[str, Any]:
+    """What actions of choices and numbers are made of: choices have the environment's numbers as units."""
+    fields, chosen = _box(form.low, form.high, form.low.shape, np.dtype(np.float64)), np.array(form.columns) > 0
+    center, scale = np.where(chosen, form.low, fields["center"]), np.where(chosen, 1, fields["scale"])
+    units = {"center": center.astype(np.float32), "scale": scale.astype(np.float32)}
+    return {**fields, **units, "action_kind": "joint", "choices": form.columns}
+
+
+def _saved_form(saved: Saved, kind: str, choices: tuple[int, ...]) -> ActionForm | None:
+    """The form of actions in a file, if it is that of these actions."""
+    if "form" not in saved:
+        if kind == "joint":
+            raise StateError("are not said", "form")
+        return None
+    with within("form"):
+        form = ActionForm.of_facts(saved["form"])
+    if form.kind != kind or (kind != "box" and form.columns != choices):
+        raise StateError("does not belong to its actions", "form")
+    return form
+
+
+def _form(env: gym.Env) -> ActionForm | None:
+    """How the outermost wrapper that flattens actions does it; None without such a wrapper."""
+    while isinstance(env, gym.Wrapper):
+        form = getattr(env, "form", None)
+        if isinstance(form, ActionForm):
+            return form
+        env = env.env
+    return None
 
 
 def _numbers(saved: Saved, name: str) -> list[float]:

@@ -13,6 +13,7 @@ from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.parts import Parts
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
+from rl_training.models.joint_head import JointHead
 from rl_training.models.masks import ActionMasks
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 from rl_training.models.parts import VectorsOfRows
@@ -59,7 +60,7 @@ class MLPActorCritic(nn.Module):
         action_dim: int | None = None,
         hidden_sizes: tuple[int, ...] = (64, 64),
         continuous: bool = False,
-        head: Head | None = None,
+        head: Head | JointHead | None = None,
         obs_shape: tuple[int, ...] | None = None,
         obs_parts: Parts | None = None,
         initial_log_std: float = 0.0,
@@ -81,8 +82,8 @@ class MLPActorCritic(nn.Module):
         else:
             self.trunk, width = _trunk_of_vectors(shape, hidden_sizes, both=towers != 1)
         orthogonal_(self.trunk, 2**0.5)
-        dim = head.dim if isinstance(head, DiagonalGaussian) else None
-        self.policy_head = nn.Linear(width, head.size if dim is None else dim)
+        dim = head.dim if isinstance(head, DiagonalGaussian | JointHead) else None
+        self.policy_head = nn.Linear(width, head.size - (dim or 0))
         self.value_head = nn.Linear(width, 1)
         orthogonal_(self.policy_head, 0.01)  # nearly uniform at first: exploration, and small first steps
         orthogonal_(self.value_head, 1.0)

@@ -37,7 +37,7 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
         chosen = super().for_task(task)
-        return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind == "box" else chosen
+        return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind in ("box", "joint") else chosen
 
     def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> Any:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
@@ -59,7 +59,7 @@ def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
 
 SPACES: dict[str, Any] = {
     "obs": ("vector", "image", "mixed"),
-    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary", "joint"),
     "masks": True,
 }
 SPECS = {"ppo": AlgorithmSpec(name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, **SPACES)}

@@ -38,7 +38,11 @@ def predict(
     carry = merged_state(agent, len(rows), single, state, episode_start)
     acting = agent.act(rows, carry=carry, deterministic=deterministic)
     actions = spaces.to_env(acting.actions)
-    chosen = actions[0] if single else np.asarray(actions)
+    if spaces.form is None:
+        chosen = actions[0] if single else np.asarray(actions)
+    else:
+        given = spaces.as_given(actions)
+        chosen = given[0] if single else np.stack(given) if isinstance(given[0], np.ndarray) else given
     if not return_state:
         return chosen
     if carry is None:

@@ -37,6 +37,7 @@ from rl_training.models.heads import (
     MaskedCategorical,
     MultiCategorical,
 )
+from rl_training.models.joint_head import JointHead
 from rl_training.models.masks import ActionMasks
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.parts import PartsNormalizer
@@ -88,7 +89,7 @@ class Blueprint:
         return ObservationNormalizer(self.spaces.obs_shape, clip=clip).to(self.device)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> Head | JointHead:
         """The distribution for the environment's actions; Gaussian for boxes."""
         spaces = self.spaces
         choice = Categorical if spaces.bare is None else MaskedCategorical
@@ -96,6 +97,8 @@ class Blueprint:
             return choice(spaces.num_actions)
         if spaces.action_kind == "multi_discrete":
             return MultiCategorical(spaces.choices, choice)
+        if spaces.action_kind == "joint":
+            return JointHead(spaces.choices)
         binary = spaces.action_kind == "multi_binary"
         return Bernoulli(spaces.num_actions) if binary else DiagonalGaussian(spaces.action_dim)
 
@@ -194,6 +197,8 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.form is not None:
+            _say_how_integers_are_taken(config.env_id, plan.spaces)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         everyone = [*build_control_callbacks(config), *(callbacks or [])]
@@ -329,6 +334,18 @@ def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
         "[-1, 1]",
         stacklevel=3,
     )
+
+
+def _say_how_integers_are_taken(env_id: str, spaces: Spaces) -> None:
+    assert spaces.form is not None
+    how = {part.chosen for part in spaces.form.parts if part.integers}
+    if how:
+        taken = "choices" if how == {True} else "numbers that are rounded" if how == {False} else "choices or rounded"
+        warnings.warn(
+            f"some actions of {env_id} are whole numbers in a Box, and are taken as {taken}: {spaces.form.describe()}; "
+            "env_kwargs.integer_actions (choices or rounded) changes it",
+            stacklevel=3,
+        )
 
 
 def _require_num_envs(state: CheckpointState, num_envs: int) -> None:
