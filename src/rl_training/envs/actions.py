@@ -230,8 +230,6 @@ def _saved_part(fact: Any) -> ActionPart:
     pairs = list(zip(*bounds))
     if any(low > high for low, high in pairs):
         raise StateError("has bounds that leave nothing")
-    if chosen and any(
-        low != round(low) or not 0 <= high - low < WIDEST_CHOICE or abs(low) > LARGEST for low, high in pairs
-    ):
+    if chosen and any(not low.is_integer() or abs(low) > LARGEST or high - low >= WIDEST_CHOICE for low, high in pairs):
         raise StateError("has choices that are no whole numbers")
     return ActionPart(path, shape, dtype, tuple(bounds[0]), tuple(bounds[1]), chosen, saved.flag("integers"))

@@ -116,7 +116,8 @@ class Spaces:
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             return cls(**common, **_box(act.low, act.high, tuple(act.shape), act.dtype))
         raise ValueError(
-            f"actions must be Discrete, MultiDiscrete, MultiBinary, a Box of numbers, or a Tuple or Dict of them, got {act}"
+            f"actions must be Discrete, MultiDiscrete, MultiBinary, a Box of numbers, or a Tuple or Dict of these, "
+            f"got {act}"
         )
 
     def masked(self) -> Spaces:
@@ -288,12 +289,10 @@ class Spaces:
             return "; env_kwargs.integer_actions: rounded makes numbers of them"
         if self.action_kind in ("multi_discrete", "multi_binary") and "discrete" in actions:
             number = math.prod(self.choices) if self.action_kind == "multi_discrete" else 2 ** self.choices[0]
-            few = (
-                f"docs/actions.md has a wrapper that makes one choice of {number:,}"
-                if number <= 1_000
-                else "ppo takes them"
+            which = (
+                "docs/actions.md has a wrapper that makes one choice of them" if number <= 1_000 else "ppo takes them"
             )
-            return f"; a value for each combination is needed there, and {few}"
+            return f"; there, each of {number:,} combinations would need a value of its own: {which}"
         return "; ppo and ppg take them" if self.action_kind == "joint" else ""
 
     def encode(self, obs: Any) -> np.ndarray:

@@ -97,7 +97,7 @@ class MLPActorCritic(nn.Module):
     def outputs(self, features: torch.Tensor) -> torch.Tensor:
         """The parameters (B, head.size) of the action distribution."""
         outputs = self.policy_head(features)
-        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand(len(outputs), -1)], -1)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size) and values (B,)."""
@@ -170,7 +170,7 @@ def _numpy_forward(model: MLPActorCritic) -> Callable[[np.ndarray], tuple[np.nda
         policy, value = (features, features) if features.ndim == 2 else features
         outputs = through(policy_head, policy)
         if log_std is not None:
-            outputs = np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], -1)
+            outputs = np.concatenate([outputs, np.broadcast_to(log_std, (len(outputs), len(log_std)))], -1)
         if masks is not None:
             outputs = masks.logits_on_host(outputs, obs)
         return outputs, through(value_head, value)[:, 0]
