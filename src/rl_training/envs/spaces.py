@@ -285,7 +285,8 @@ class Spaces:
 
     def _other_actions(self, actions: tuple[str, ...]) -> str:
         """Why these actions are not taken, and what can be done about it; nothing where it is plain."""
-        if self.form is not None and any(part.integers for part in self.form.parts) and "box" in actions:
+        parts = () if self.form is None else self.form.parts
+        if "box" in actions and parts and all(part.integers or not part.chosen for part in parts):
             return "; env_kwargs.integer_actions: rounded makes numbers of them"
         if self.action_kind in ("multi_discrete", "multi_binary") and "discrete" in actions:
             number = math.prod(self.choices) if self.action_kind == "multi_discrete" else 2 ** self.choices[0]

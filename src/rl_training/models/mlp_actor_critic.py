@@ -97,7 +97,7 @@ class MLPActorCritic(nn.Module):
     def outputs(self, features: torch.Tensor) -> torch.Tensor:
         """The parameters (B, head.size) of the action distribution."""
         outputs = self.policy_head(features)
-        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand(len(outputs), -1)], -1)
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand(outputs.shape[0], -1)], -1)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size) and values (B,)."""
