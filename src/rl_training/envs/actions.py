@@ -100,7 +100,7 @@ class ActionForm:
     def space(self) -> gym.Space[Any]:
         """What a wrapped environment takes."""
         if self.kind == "multi_discrete":
-            return gym.spaces.MultiDiscrete(self.columns, start=self.low.astype(np.int64))
+            return gym.spaces.MultiDiscrete(list(self.columns), start=self.low.astype(np.int64))
         dtype: Any = self.dtype.type
         return gym.spaces.Box(self.low.astype(dtype), self.high.astype(dtype), dtype=dtype)
 
@@ -201,9 +201,9 @@ def _part(path: tuple[str | int, ...], space: Any, integers: Integers) -> Action
             raise ValueError(f"{name!r} has too many whole numbers to choose from: env_kwargs.integer_actions: rounded")
     else:
         raise ValueError(f"part {name!r} of the actions is {type(space).__name__}, which no algorithm here can give")
-    numbers = (tuple(np.ravel(bound).astype(np.float64).tolist()) for bound in (low, high))
+    least, most = (tuple(np.ravel(bound).astype(np.float64).tolist()) for bound in (low, high))
     whole = isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind != "f"
-    return ActionPart(path, shape, np.dtype(space.dtype).name, *numbers, chosen, whole)
+    return ActionPart(path, shape, np.dtype(space.dtype).name, least, most, chosen, whole)
 
 
 def _tuples(tree: Any) -> Any:
