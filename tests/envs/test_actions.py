@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from rl_training.base.options import ConfigError
 from rl_training.base.saved import StateError
-from rl_training.envs.actions import ActionForm, plain
+from rl_training.envs.actions import ActionForm, plain_action
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from toys import Counter
@@ -50,7 +50,7 @@ def test_every_flat_action_is_one_of_the_environments_and_comes_back(name):
     for given, numbers in zip(spaces.as_given(flat), flat):
         assert space.contains(given), given
         env.step(numbers)  # asserts the same
-        json.dumps(plain(given))
+        json.dumps(plain_action(given))
     back = spaces.from_env(flat) if kind != "joint" else (flat - spaces.center) / spaces.scale
     np.testing.assert_allclose(back, agents, atol=1e-5)
     beyond = spaces.to_env(agents * 7) if kind == "box" else flat

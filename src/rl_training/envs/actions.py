@@ -18,7 +18,7 @@ import numpy as np
 from rl_training.base.options import ConfigError
 from rl_training.base.saved import LARGEST, Saved, StateError, within
 
-__all__ = ["ActionForm", "ActionPart", "FlatActions", "Integers", "plain"]
+__all__ = ["ActionForm", "ActionPart", "FlatActions", "Integers", "plain_action"]
 
 Integers = Literal["auto", "choices", "rounded"]
 MOST_CHOICES = 64  # of a whole number in a Box, up to which it is a choice
@@ -167,11 +167,11 @@ class FlatActions(gym.ActionWrapper):
         return env if form is None else cls(env, form)
 
 
-def plain(action: Any) -> Any:
+def plain_action(action: Any) -> Any:
     """An environment's action as JSON can say it."""
     if isinstance(action, dict):
-        return {name: plain(part) for name, part in action.items()}
-    return [plain(part) for part in action] if isinstance(action, tuple) else np.asarray(action).tolist()
+        return {name: plain_action(part) for name, part in action.items()}
+    return [plain_action(part) for part in action] if isinstance(action, tuple) else np.asarray(action).tolist()
 
 
 def _leaves(space: gym.Space[Any], path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.actions import plain
+from rl_training.envs.actions import plain_action
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.checkpointing import CheckpointState, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
@@ -42,7 +42,7 @@ class ServedAgent:
         acting = self.agent.act(rows, carry=carry, deterministic=deterministic)
         actions = self.spaces.to_env(acting.actions)
         if self.spaces.form is not None:
-            return [plain(action) for action in self.spaces.as_given(actions)], acting.carry
+            return [plain_action(action) for action in self.spaces.as_given(actions)], acting.carry
         return np.asarray(actions).tolist(), acting.carry
 
     def seconds_of(self, rows: int) -> float:
