@@ -14,6 +14,7 @@ import numpy as np
 
 from rl_training.base.options import ConfigError
 from rl_training.envs.checks import Checks, EnvironmentFailure, described
+from rl_training.envs.multi_agent import MultiAgentEnv
 from rl_training.envs.spaces import MASK, MaskedSpace, Spaces
 from rl_training.envs.vector import OneOfVector
 from rl_training.envs.wrappers import layers
@@ -113,9 +114,11 @@ def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
     """
     if option is False:
         return env
-    if not _can_mask(env) or any(isinstance(layer, OneOfVector) for layer in layers(env)):
+    if not _can_mask(env):
         if option is True:
-            problem = "masks are of Discrete or MultiDiscrete actions, of environments that are no VectorEnv"
+            problem = (
+                "masks are of Discrete or MultiDiscrete actions, of one agent, in environments that are no VectorEnv"
+            )
             raise ConfigError([(("env_kwargs", METHOD), problem)])
         return env
     if any(isinstance(layer, MaskInObservation) for layer in layers(env)):
@@ -133,6 +136,8 @@ def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
 
 def _can_mask(env: gym.Env) -> bool:
     space = env.action_space
+    if isinstance(env.unwrapped, MultiAgentEnv) or any(isinstance(layer, OneOfVector) for layer in layers(env)):
+        return False
     several = isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1
     return several or isinstance(space, gym.spaces.Discrete)
 

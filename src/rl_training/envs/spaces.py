@@ -81,6 +81,7 @@ class Spaces:
     parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
     form: ActionForm | None = None  # how the environment has these actions, if it is in other ones
     bare: Spaces | None = None  # the same without masks of actions, where rows end with them
+    agents: tuple[str, ...] = ()  # of a parallel environment, all of which have these spaces; a row for each
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
@@ -103,6 +104,7 @@ class Spaces:
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
             "form": _form(env),
+            "agents": getattr(env.unwrapped, "agent_names", ()),
         }
         if common["form"] is not None and common["form"].kind == "joint":
             return cls(**common, **_joint(common["form"]))
@@ -251,7 +253,7 @@ class Spaces:
 
     def matches(self, other: Spaces) -> bool:
         """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
-        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "bare")]
+        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "bare", "agents")]
         same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
         return same and (not (self.in_rows or other.in_rows) or self.parts == other.parts)
 

@@ -15,6 +15,7 @@ from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
 from rl_training.models.joint_head import JointHead
 from rl_training.models.masks import ActionMasks
+from rl_training.models.memory import MemorySize, RecurrentTrunk
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 from rl_training.models.parts import VectorsOfRows
 from rl_training.models.trunks import Observed, features, observed
@@ -66,9 +67,11 @@ class MLPActorCritic(nn.Module):
         initial_log_std: float = 0.0,
         towers: int | None = None,
         head_sizes: tuple[int, ...] = (),
+        memory: MemorySize | None = None,
     ) -> None:
         """``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
-        between the features of images and the outputs."""
+        between the features of images and the outputs; ``memory``: a recurrent layer at the end of every trunk, whose
+        network takes ``Sequences`` in place of observations."""
         super().__init__()
         if head is None:
             if action_dim is None:
@@ -77,11 +80,15 @@ class MLPActorCritic(nn.Module):
         shape = observed(obs_dim, obs_shape, obs_parts)
         self.head, self.masks = head, ActionMasks.of(shape)
         self.trunk: nn.Module
+        both = False
         if len(shape.images if isinstance(shape, Parts) else shape[1:]):
             self.trunk, width = _shared_trunk(shape, hidden_sizes, head_sizes, towers or 1)
         else:
-            self.trunk, width = _trunk_of_vectors(shape, hidden_sizes, both=towers != 1)
+            both = towers != 1
+            self.trunk, width = _trunk_of_vectors(shape, hidden_sizes, both=both)
         orthogonal_(self.trunk, 2**0.5)
+        if memory is not None:
+            self.trunk, width = RecurrentTrunk(self.trunk, width, memory, towers=1 + both), memory.size
         dim = head.dim if isinstance(head, DiagonalGaussian | JointHead) else None
         self.policy_head = nn.Linear(width, head.size - (dim or 0))
         self.value_head = nn.Linear(width, 1)
