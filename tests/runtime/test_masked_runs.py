@@ -10,6 +10,7 @@ from masked_toys import ACTIONS, Locks, Restricted
 from rl_training import DQN, PPO
 from rl_training.api import algorithms as managed
 from rl_training.artifacts import export
+from rl_training.base.options import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.models import MLPActorCritic
@@ -209,6 +210,12 @@ def test_a_network_of_ones_own_needs_masks(tiny):
 
     with pytest.raises(ValueError, match=r"Bare has no masks.*subclass MLPActorCritic"):
         PPO(tiny("ppo"), env=by_info, network=Bare).learn()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_memory_and_masks_are_not_together(algo, tiny):
+    with pytest.raises(ConfigError, match="recurrent: keeps to no masks of actions.*action_masks: false"):
+        get_algorithm_spec(algo).train(tiny(algo, recurrent="gru"), env=by_info)
 
 
 def test_masks_make_learnable_what_is_not_without_them(tiny):
