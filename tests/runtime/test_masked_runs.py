@@ -214,7 +214,7 @@ def test_a_network_of_ones_own_needs_masks(tiny):
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_memory_and_masks_are_not_together(algo, tiny):
-    with pytest.raises(ConfigError, match="recurrent: keeps to no masks of actions.*action_masks: false"):
+    with pytest.raises(ConfigError, match=r"recurrent: keeps to no masks of actions.*action_masks: false"):
         get_algorithm_spec(algo).train(tiny(algo, recurrent="gru"), env=by_info)
 
 
