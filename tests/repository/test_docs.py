@@ -29,6 +29,8 @@ assert run.status.startswith('stopped: eval_return_mean') and run.status.endswit
 assert run.gradient_steps == int(steps) > 500 and float(score) >= 195 and run.step < 10_000
 assert [line.split()[0] for line in said[:-1]] == [str(500 * (i + 1)) for i in range(len(said) - 1)]
 """,
+    "actions.md-0": "mean, allowed = said[-1].split(); assert float(mean) == 6 and allowed == 'True'",
+    "actions.md-1": "assert float(said[-1]) >= 1.7 and runs[0].config['algo'] == 'dqn'",
     "bc.md-0": "assert 5 <= float(said[0]) <= 100",
     "callbacks.md-0": "assert int(said[-1]) >= 10 and runs[0].config['algo'] == 'ppo'",
     "callbacks.md-1": """

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.value_learner import ValueLearner, of_actions, td_target, weighted_mean
 from rl_training.models.action_values import ActionValues
+from rl_training.models.masks import ActionMasks
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.optim.flat import FlatAdam, FlatOptimizer, OptimizerFactory, Target, descend
 
@@ -57,11 +58,13 @@ class DQN(ValueLearner):
         adam_epsilon: float = 1e-8,
         normalizer: ObservationNormalizer | None = None,
         values: ActionValues | None = None,
+        masks: ActionMasks | None = None,
         parameters: Callable[[Any], Iterable[nn.Parameter]] = nn.Module.parameters,
         optimizer: OptimizerFactory = FlatAdam,
     ) -> None:
-        """``values``: how a variant's network gives Q-values; ``parameters``: those that ``optimizer`` owns."""
-        super().__init__(q_network, ActionValues(q_network) if values is None else values)
+        """``values``: how a variant's network gives Q-values; ``masks``: those of actions, in observations;
+        ``parameters``: those that ``optimizer`` owns."""
+        super().__init__(q_network, ActionValues(q_network) if values is None else values, masks)
         self.target_network, self.normalizer = copy.deepcopy(q_network), normalizer
         self.optimizer = optimizer(
             parameters(q_network), lr=learning_rate, eps=adam_epsilon, max_grad_norm=max_grad_norm
@@ -91,9 +94,9 @@ class DQN(ValueLearner):
         obs, next_obs = self._observations(batch)
 
         with torch.no_grad():  # target: r + γ Q'(s', a*)
-            next_q = self.target_network(next_obs)
+            next_q = self.allowed(self.target_network(next_obs), next_obs)
             if self._double:  # a* maximises the online network's values, the target network evaluates it
-                next_values = of_actions(next_q, self.q_network(next_obs).argmax(1))
+                next_values = of_actions(next_q, self.allowed(self.q_network(next_obs), next_obs).argmax(1))
             else:
                 next_values = next_q.amax(1)
             target = td_target(batch, next_values, self._gamma)

@@ -122,4 +122,4 @@ class FQF(QRDQN):
             q_values = (self.q_network if self._double else self.target_network).values(next_obs)
         else:
             q_values = (mass[:, None] * quantiles).sum(-1)
-        return of_actions(quantiles, q_values.argmax(1)), mass
+        return of_actions(quantiles, self.allowed(q_values, next_obs).argmax(1)), mass

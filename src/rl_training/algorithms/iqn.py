@@ -48,4 +48,4 @@ class IQN(QRDQN):
             random = torch.rand(len(next_obs), samples, device=next_obs.device)
             both = quantiles_at(self.target_network, next_obs, torch.cat([random, taus], 1))
             choosing, quantiles = both[..., :samples], both[..., samples:]
-        return of_actions(quantiles, choosing.mean(-1).argmax(1)), None
+        return of_actions(quantiles, self.allowed(choosing.mean(-1), next_obs).argmax(1)), None

@@ -9,6 +9,7 @@ from torch import nn
 
 from rl_training.algorithms.base import Acting, Greedy, Learner, stream
 from rl_training.models.host import HostFunction, device_of, redefined, with_arrays
+from rl_training.models.masks import ActionMasks
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.models.normalizer import ObservationNormalizer
 
@@ -26,6 +27,7 @@ class OnPolicyLearner(Learner):
         # Learning goes by ``evaluate_actions``, and so does the inherited ``act``: overriding either makes ``act`` act.
         ours = isinstance(policy, MLPActorCritic) and not redefined(policy, "act", "evaluate_actions")
         self._forward: HostFunction | None = policy.host() if ours else None
+        self._masks: ActionMasks | None = getattr(policy, "masks", None)
 
     def _act(self, obs: np.ndarray, carry: Any, deterministic: bool, rng: np.random.Generator | None) -> Acting:
         if self._forward is not None:
@@ -35,6 +37,8 @@ class OnPolicyLearner(Learner):
             actions, logprobs, values, *_ = with_arrays(
                 self.model, lambda x: tuple(self.model.act(x, deterministic=deterministic)), obs
             )
+        if self._masks is not None:
+            self._masks.require(actions, obs, self.model)
         return Acting(actions, {"logprobs": logprobs, "values": values, "obs": obs})
 
     def values(self, obs: np.ndarray) -> np.ndarray:

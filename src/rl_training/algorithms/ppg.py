@@ -14,6 +14,7 @@ from rl_training.algorithms.base import Tensors, UpdateResult
 from rl_training.algorithms.ppo import PPO, ppo_loss
 from rl_training.base.metrics import both
 from rl_training.models.heads import Categorical, Head
+from rl_training.models.joint_head import JointHead
 from rl_training.models.mlp_ppg import MLPPPGModel
 from rl_training.optim.flat import FlatAdam, descend
 
@@ -28,7 +29,7 @@ def ppg_auxiliary_loss(
     aux_value_coef: float,
     behavior_clone_coef: float,
     value_clone_coef: float,
-    head: Head | None = None,
+    head: Head | JointHead | None = None,
 ) -> Tensors:
     """Regression of the auxiliary and of the true value on returns, and KL(teacher || student).
 

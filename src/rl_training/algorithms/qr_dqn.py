@@ -107,5 +107,5 @@ class QRDQN(DQN):
         """Z'(s', a*): the target network's quantiles (B, M) for the action with the largest mean, and their
         probabilities (B, M; None: all equal)."""
         quantiles = self.target_network(next_obs)
-        best = (self.q_network(next_obs) if self._double else quantiles).mean(-1).argmax(1)
-        return of_actions(quantiles, best), None
+        q_values = (self.q_network(next_obs) if self._double else quantiles).mean(-1)
+        return of_actions(quantiles, self.allowed(q_values, next_obs).argmax(1)), None

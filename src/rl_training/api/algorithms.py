@@ -178,6 +178,7 @@ class ManagedAlgorithm:
         state: npt.ArrayLike | None = None,
         episode_start: npt.ArrayLike | None = None,
         return_state: Literal[False] = False,
+        action_mask: npt.ArrayLike | None = None,
     ) -> int | np.ndarray: ...
 
     @overload
@@ -189,6 +190,7 @@ class ManagedAlgorithm:
         state: npt.ArrayLike | None = None,
         episode_start: npt.ArrayLike | None = None,
         return_state: Literal[True],
+        action_mask: npt.ArrayLike | None = None,
     ) -> tuple[int | np.ndarray, np.ndarray | None]: ...
 
     def predict(
@@ -199,18 +201,21 @@ class ManagedAlgorithm:
         state: npt.ArrayLike | None = None,
         episode_start: npt.ArrayLike | None = None,
         return_state: bool = False,
+        action_mask: npt.ArrayLike | None = None,
     ) -> int | np.ndarray | tuple[int | np.ndarray, np.ndarray | None]:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch.
 
         ``return_state=True`` returns (action, state): what Dreamer, PETS and agents with a memory carry to the next
         observation of the episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a
-        truth value for each row) resets the state of rows whose episode starts.
+        truth value for each row) resets the state of rows whose episode starts. ``action_mask`` (for a batch: a row
+        each) says which actions are allowed, to agents that learned with masks.
         """
         from rl_training.runtime.prediction import predict
 
         agent, spaces = self.agent, self._spaces  # the agent first: it may be opened anew
         assert spaces is not None  # they come with the agent
         given: dict[str, Any] = {"state": state, "episode_start": episode_start, "return_state": return_state}
+        given["action_mask"] = action_mask
         action: int | np.ndarray = predict(agent, spaces, obs, deterministic=deterministic, **given)
         return action
 

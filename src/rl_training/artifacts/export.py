@@ -33,6 +33,7 @@ from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import provenance
+from rl_training.models.heads import FORBIDDEN
 from rl_training.runtime.evaluation import evaluate
 from rl_training.runtime.workflows import config_of, find_checkpoint
 
@@ -70,7 +71,7 @@ class Policy(nn.Module):
         self.network: Any = copy.deepcopy(agent.policy_module())
         self.normalizer = copy.deepcopy(agent.normalizer)
         self._spaces, self.inputs = spaces, PolicyInputs(spaces)
-        if spaces.action_kind == "box":
+        if spaces.action_kind in ("box", "joint"):
             for name in ("center", "scale", "low", "high"):
                 self.register_buffer(f"action_{name}", torch.from_numpy(getattr(spaces, name)))
         if spaces.action_kind == "multi_discrete":
@@ -97,6 +98,8 @@ class Policy(nn.Module):
             return torch.stack(chosen, -1) + self.action_start
         if spaces.action_kind == "multi_binary":
             return (best > 0).long()
+        if spaces.action_kind == "joint":
+            best = _joined(best, spaces.choices)
         mapped = self.action_center + self.action_scale * best
         mapped = torch.minimum(torch.maximum(mapped, self.action_low), self.action_high)
         return torch.unflatten(mapped.to(_torch_type(spaces.env_dtype)), -1, spaces.env_shape or (1,))
@@ -109,14 +112,24 @@ class Policy(nn.Module):
         least = torch.full((len(best),), torch.inf) if carry is None else self.network.margin(x, carry)
         if spaces.action_kind == "box":
             return least
-        best = best / best.abs().amax(-1, keepdim=True).clamp(min=1)
+        counted = best if spaces.bare is None else torch.where(best > FORBIDDEN / 2, best, 0)
+        best = best / counted.abs().amax(-1, keepdim=True).clamp(min=1)
         if spaces.action_kind == "multi_binary":
             return torch.minimum(least, best.abs().amin(-1))
-        for part in torch.split(best, list(spaces.choices), -1):
+        choices = [n for n in spaces.choices if n]
+        for part in torch.split(best[:, : sum(choices)], choices, -1):
             if part.shape[-1] > 1:
                 first, second = part.topk(2).values.unbind(-1)
                 least = torch.minimum(least, first - second)
         return least
+
+
+def _joined(best: torch.Tensor, columns: tuple[int, ...]) -> torch.Tensor:
+    """Actions (B, A) of choices and numbers, of the logits of all choices and then all numbers."""
+    sizes = [n for n in columns if n]
+    chosen = [part.argmax(-1, keepdim=True).to(best.dtype) for part in torch.split(best[:, : sum(sizes)], sizes, -1)]
+    numbers = list(torch.split(best[:, sum(sizes) :], 1, -1))
+    return torch.cat([(chosen if n else numbers).pop(0) for n in columns], -1)
 
 
 def _torch_type(dtype: Any) -> torch.dtype:
@@ -187,6 +200,8 @@ def export_policy(
     obs, carry, space = _observations(agent, spaces, factory, config.seed)
     facts = _facts(config, space, factory, None if carry is None else carry.shape[-1], step)
     facts["inputs"] = policy.inputs.names
+    if spaces.form is not None:
+        facts["actions"] = spaces.form.facts()
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as folder:
         partial = Path(folder) / output.name
@@ -215,7 +230,7 @@ def compare_with_agent(
         margin = policy.margin(_tensors(policy.inputs.columns(obs[rows])), carried).numpy()
         clear = margin >= TOLERANCE
         off = np.abs(given.astype(np.float64) - expected).reshape(len(given), -1)
-        if spaces.action_kind == "box":
+        if spaces.action_kind in ("box", "joint"):
             off = off / np.maximum(spaces.scale, 1)
             largest = max(largest, float(off[clear].max(initial=0)))
         if before is not None:
@@ -249,7 +264,7 @@ def _observations(
     real, space = np.stack(seen), found[0].observation_space
     assert isinstance(space, gym.spaces.Box)
     rng, shape = Rng(seed, "export").generator, (CHECKED - len(real), *real.shape[1:])
-    if spaces.parts is not None and spaces.obs_kind != "vector":
+    if spaces.parts is not None and (spaces.in_rows or spaces.image):
         drawn = drawn_rows(spaces.parts, real, shape[0], rng)
     elif spaces.image:
         drawn = rng.integers(256, size=shape, dtype=np.uint8)

@@ -23,7 +23,7 @@ class PolicyInputs:
 
     def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
-        self.parts: Parts | None = None if spaces.obs_kind == "vector" else spaces.parts
+        self.parts: Parts | None = spaces.parts if spaces.in_rows or spaces.image else None
         named = ["obs"] if self.parts is None else [part.name for part in self.parts.all]
         self.names = [f"obs_{name}" if name in OTHERS else name for name in named]
 
@@ -44,7 +44,7 @@ class PolicyInputs:
         joined = torch.cat(vectors, 1) if vectors else images[0].flatten(1)[:, :0].to(torch.float32)
         if isinstance(normalizer, PartsNormalizer):
             joined = normalizer.vectors(joined)
-        return joined, *images
+        return joined, *images, *(x for part, x in pairs if part.kind == "mask")
 
 
 class Named(nn.Module):
@@ -90,6 +90,9 @@ def drawn_rows(parts: Parts, real: np.ndarray, n: int, rng: np.random.Generator)
             rows[:, start:stop] = rng.integers(top, size=(n, part.size)) * (BOUND if part.boolean else 1)
             continue
         own = slice(at, at := at + part.size)
+        if part.kind == "mask":
+            floats[:, own] = seen[rng.integers(len(seen), size=n), own]
+            continue
         if part.source == "box":
             mean, deviation = seen[:, own].mean(0), seen[:, own].std(0)
             floats[:, own] = rng.normal(mean, 2 * deviation + 1e-3, (n, part.size))

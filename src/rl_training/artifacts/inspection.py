@@ -154,7 +154,7 @@ def predict_episode(config: TrainConfig, agent: Any, *, steps: int = 50, seed: i
     predicted_rewards = []
     try:
         for _ in range(steps):
-            actions = collector.spaces.random_actions(rng, 1)
+            actions = collector.spaces.random_actions(rng, 1, collector.obs)
             step = collector.step(actions)
             observations.append(step.next_obs[0].copy())
             rewards.append(float(step.rewards[0]))

@@ -15,11 +15,11 @@ import numpy as np
 
 from rl_training.base.saved import LARGEST, Saved, StateError, within
 
-__all__ = ["WIDEST_ROW", "Part", "PartError", "Parts"]
+__all__ = ["WIDEST_ROW", "Part", "PartError", "Parts", "drawn_allowed"]
 
 FLOAT = 4  # bytes of a number
 WIDEST_ROW = 2**24  # numbers or bytes that a row may have
-KINDS = ("vector", "image", "mask")  # networks encode the first two, and a mask is not theirs
+KINDS = ("vector", "image", "mask")  # networks encode the first two; a mask says which actions are allowed
 SOURCES = ("box", "discrete", "multi_discrete")
 NUMBERS = "biuf"  # kinds of arrays: truth values, whole numbers, floats
 
@@ -82,6 +82,11 @@ class Parts:
     def images(self) -> tuple[Part, ...]:
         return tuple(part for part in self.all if part.kind == "image")
 
+    @property
+    def mask(self) -> Part | None:
+        """The mask of actions, whose numbers are the last of a row's floats."""
+        return next((part for part in self.all if part.kind == "mask"), None)
+
     def describe(self) -> str:
         return ", ".join(part.described() for part in self.all)
 
@@ -107,6 +112,21 @@ class Parts:
             return rows[..., : self.floats]
         floats: np.ndarray = rows[..., : FLOAT * self.floats].view(np.float32)
         return floats
+
+    def masked(self, rows: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """Rows (N, width) of rows without their mask (N, ...), and the masks (N, A)."""
+        whole, floats = np.zeros((len(rows), self.width), self.dtype), self.floats - masks.shape[1]
+        start, stop = self._each * floats, self._each * self.floats
+        rest = rows[:, start : start + self.width - stop]
+        whole[:, :start], whole[:, stop : stop + rest.shape[1]] = rows[:, :start], rest
+        self.floats_of(whole)[:, floats:] = masks
+        return whole
+
+    def allowed(self, rows: np.ndarray) -> np.ndarray:
+        """Which actions the masks of rows (..., width) allow, (..., A)."""
+        assert self.mask is not None
+        allowed: np.ndarray = self.floats_of(rows)[..., self.floats - self.mask.size :] > 0
+        return allowed
 
     def read(self, obs: Any) -> tuple[np.ndarray, bool]:
         """Rows (N, width) of what somebody gives: one observation, a list of them, or one whose parts are batches
@@ -199,6 +219,13 @@ class Parts:
         if len({part.path for part in read}) < len(read) or sum(FLOAT * part.size for part in read) > WIDEST_ROW:
             raise StateError("its parts do not belong together")
         return cls(read)
+
+
+def drawn_allowed(allowed: np.ndarray, choices: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """A uniform choice of those allowed (N, A) for each of several ``choices`` side by side: (N, number of them)."""
+    chances = np.where(allowed, rng.random(allowed.shape, dtype=np.float32), -1)
+    pieces = np.split(chances, np.cumsum(choices)[:-1], axis=-1)
+    return np.stack([piece.argmax(-1) for piece in pieces], -1)
 
 
 def _order(part: Part) -> int:

@@ -24,7 +24,7 @@ def collect_random(
     try:
         recorder = Recorder(collector.spaces)
         while len(recorder) < steps and (episodes is None or collector.episodes < episodes):
-            actions = collector.spaces.random_actions(rng, 1)
+            actions = collector.spaces.random_actions(rng, 1, collector.obs)
             recorder.add(actions, collector.step(actions))
         return recorder.dataset({"seed": seed, "behaviour": {"algo": "random"}})
     finally:
@@ -35,6 +35,8 @@ class Recorder:
     """Steps of one environment, gathered into a dataset."""
 
     def __init__(self, spaces: Spaces) -> None:
+        if spaces.action_kind == "joint":
+            raise ValueError("datasets hold no actions that mix choices and numbers, of a Tuple or Dict")
         self._spaces = spaces
         self._rows: list[tuple[np.ndarray, Any, float, np.ndarray, float, float]] = []
 

@@ -23,8 +23,8 @@ LINE = 64  # bytes of a cache line, at which each array begins
 
 def layout_of(spaces: Spaces, num: int) -> Layout:
     """The arrays for ``num`` environments. Two rows of observations each: the newest one and the one before."""
-    kind, wide = spaces.action_kind, np.dtype(np.int64)
-    shape, dtype = (spaces.env_shape, np.dtype(spaces.env_dtype)) if kind == "box" else (spaces.action_shape, wide)
+    numbers, wide = spaces.action_kind in ("box", "joint"), np.dtype(np.int64)
+    shape, dtype = (spaces.env_shape, np.dtype(spaces.env_dtype)) if numbers else (spaces.action_shape, wide)
     return (
         ("obs", (num, 2, *spaces.given_shape), spaces.obs_dtype.str),
         ("newest", (num,), "i1"),

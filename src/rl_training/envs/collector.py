@@ -77,7 +77,7 @@ class Collector:
         self._factory, self.env_kwargs = factory, dict[str, Any]()  # arguments changed for episodes to come
         self._name, self._checks, self._shape = factory.name, Checks(self.spaces), self.spaces.given_shape
         self._transform = rewards if rewards is not None else factory.reward_options().apply
-        self._box = self.spaces.action_kind == "box"
+        self._box = self.spaces.action_kind in ("box", "joint")
         self._check_rewards, self._check_obs = check_rewards, self.spaces.obs_dtype != np.uint8
         shape, dtype = (num_envs, *self.spaces.obs_shape), self.spaces.obs_dtype
         self.obs, self._previous, self._next = (np.zeros(shape, dtype) for _ in range(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,10 @@ from gymnasium.wrappers import FlattenObservation
 from rl_training.base.errors import reason
 from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
+from rl_training.envs.actions import FlatActions
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
+from rl_training.envs.masks import lifted, masked
 from rl_training.envs.multi_agent import (
     NAMED_SO,
     Game,
@@ -71,6 +73,9 @@ class EnvFactory:
     env_kwargs: dict[str, Any]
     render: bool = False  # make environments that render rgb arrays
     watchdog: Watchdog | None = None  # notices a step or a reset that does not return
+    known: dict[str, bool] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # what environments turned out to give
 
     def reward_options(self, *, training: bool = True) -> RewardOptions:
         """How rewards are scaled and clipped before they are learned from."""
@@ -153,10 +158,15 @@ class EnvFactory:
                 env = FrameStack(env, wrappers.pixels.frame_stack)
             if not wrappers.pixels.channel_first and env.observation_space.shape[-1] > CHANNELS:  # type: ignore[index]
                 raise ValueError(f"more than {CHANNELS} channels need wrappers.pixels.channel_first: true")
-        env = _seen(wrapped(env, wrappers.custom), wrappers.parts, self.name)
+        env = wrapped(env, wrappers.custom)
+        if not isinstance(env.unwrapped, MultiAgentEnv):
+            env = FlatActions.around(env, options.integer_actions, self.name)
+        env = lifted(env, options.action_masks)
+        env = _seen(env, wrappers.parts, self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)
-        return FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
+        env = FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
+        return masked(env, options.action_masks, self.known)
 
 
 def env_name(env: Any) -> str:

@@ -123,6 +123,13 @@ class EnvOptions(Options):
     remake: bool = opt(
         False, "make the environment anew for every episode: for one that keeps something from the episode before"
     )
+    action_masks: bool | Literal["auto"] = opt(
+        "auto", "masks of actions: auto, where the environment gives them; true: it must; false: they are left out"
+    )
+    integer_actions: Literal["auto", "choices", "rounded"] = opt(
+        "auto",
+        "whole numbers in a Box of actions: choices, or numbers that are rounded; auto: choices, of up to 64 each",
+    )
     wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, parts, frame_stack, keep")
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")

@@ -4,23 +4,31 @@ environment's."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
-from rl_training.base.parts import Parts
+from rl_training.base.parts import WIDEST_ROW, Part, Parts, drawn_allowed
 from rl_training.base.saved import LARGEST, Saved, StateError, within
+from rl_training.envs.actions import ActionForm
 
-__all__ = ["CHANNELS", "SHORTEST", "WIDEST", "RowSpace", "Spaces", "channels_last", "is_image"]
+__all__ = ["CHANNELS", "MASK", "SHORTEST", "WIDEST", "MaskedSpace", "RowSpace", "Spaces", "channels_last", "is_image"]
 
 CHANNELS = 16  # an image whose last axis is at most this long has its channels last, if it can be read both ways
 SHORTEST = 5  # pixels of an image's side, in the reading of its axes
-KINDS = ("discrete", "box", "multi_discrete", "multi_binary")  # of actions
+KINDS = {  # of actions, and what they are called
+    "discrete": "Discrete",
+    "box": "Box",
+    "multi_discrete": "MultiDiscrete",
+    "multi_binary": "MultiBinary",
+    "joint": "joint (Tuple or Dict)",
+}
 FLOATS = ("float16", "float32", "float64")  # types of boxes of actions in an environment
 LONGEST_AXIS = 2**24  # that the observations of a file may have
+MASK = "action_mask"  # what masks are called: in an info, in a Dict, and as a part of a row
 WIDEST = 1e5  # half the width of a box of actions beyond which its bounds are no scale: it counts as unbounded
 
 
@@ -35,6 +43,20 @@ class RowSpace(gym.spaces.Box):
         super().__init__(low.reshape(shape), high.reshape(shape), dtype=low.dtype.type)
 
 
+class MaskedSpace(RowSpace):
+    """Rows of observations with masks of actions, and the ``spaces`` that agents see."""
+
+    def __init__(self, inner: gym.spaces.Box, spaces: Spaces) -> None:
+        parts = spaces.parts
+        assert parts is not None
+        low, high = np.zeros(parts.width, parts.dtype), np.full(parts.width, 255, parts.dtype)
+        if parts.dtype != np.uint8:
+            bounds, masks = (inner.low.reshape(1, -1), inner.high.reshape(1, -1)), (np.zeros, np.ones)
+            low, high = (parts.masked(bound, one((1, sum(spaces.choices))))[0] for bound, one in zip(bounds, masks))
+        super().__init__(parts, low, high)
+        self.spaces = spaces
+
+
 @dataclass(frozen=True)
 class Spaces:
     """Observations as networks see them (float32 vectors, channel-first uint8 images, or rows of several parts),
@@ -43,9 +65,9 @@ class Spaces:
 
     obs_shape: tuple[int, ...]
     obs_dtype: np.dtype
-    action_kind: str  # discrete, box, multi_discrete, multi_binary
+    action_kind: str  # discrete, box, multi_discrete, multi_binary, joint (choices and numbers of a box)
     action_shape: tuple[int, ...]
-    choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,)
+    choices: tuple[int, ...] = ()  # discrete: (n,); multi_discrete: nvec; multi_binary: (n,); joint: 0 for a number
     start: Any = 0  # the environment's number of the first discrete action; of each, for multi_discrete
     center: Any = None  # boxes: environment units = center + scale * action
     scale: Any = None
@@ -57,12 +79,16 @@ class Spaces:
     frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
     parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
+    form: ActionForm | None = None  # how the environment has these actions, if it is in other ones
+    bare: Spaces | None = None  # the same without masks of actions, where rows end with them
     agents: tuple[str, ...] = ()  # of a parallel environment, all of which have these spaces; a row for each
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
         """The spaces of a wrapped environment."""
         obs, act = env.observation_space, env.action_space
+        if isinstance(obs, MaskedSpace):
+            return obs.spaces
         if not isinstance(obs, gym.spaces.Box):
             raise ValueError(f"observations must be a Box after wrapping, got {obs}")
         shape = tuple(obs.shape)
@@ -77,8 +103,11 @@ class Spaces:
             "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
+            "form": _form(env),
             "agents": getattr(getattr(env, "unwrapped", None), "agent_names", ()),
         }
+        if common["form"] is not None and common["form"].kind == "joint":
+            return cls(**common, **_joint(common["form"]))
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
         if isinstance(act, gym.spaces.MultiDiscrete) and act.nvec.ndim == 1:
@@ -89,16 +118,37 @@ class Spaces:
         if isinstance(act, gym.spaces.Box) and np.issubdtype(act.dtype, np.floating):
             return cls(**common, **_box(act.low, act.high, tuple(act.shape), act.dtype))
         raise ValueError(
-            f"actions must be Discrete, a Box of floats, or MultiDiscrete or MultiBinary of one dimension, got {act}"
+            f"actions must be Discrete, MultiDiscrete, MultiBinary, a Box of numbers, or a Tuple or Dict of these, "
+            f"got {act}"
         )
+
+    def masked(self) -> Spaces:
+        """The spaces with a mask of the actions in each row: a truth value for each choice."""
+        if self.parts is not None:
+            seen = self.parts.all
+        elif self.image:
+            how: dict[str, Any] = {"channels_last": self.channels_last, "divisor": 255.0}
+            seen = (Part("obs", (), "image", self.obs_shape, dtype="uint8", given=self.given_shape, **how),)
+        else:
+            seen = (Part("obs", (), "vector", self.obs_shape, given=self.obs_shape),)
+        size = (sum(self.choices),)
+        parts = Parts([*seen, Part(MASK, (MASK,), "mask", size, given=size)])
+        rows: dict[str, Any] = {"obs_shape": (parts.width,), "obs_dtype": parts.dtype, "channels_last": False}
+        return replace(self, **rows, frames=1, raw=None, parts=parts, bare=self)
 
     def facts(self) -> dict[str, Any]:
         """The spaces as plain values, for a file; without the space that observations had before they were flat."""
+        if self.bare is not None:
+            return {**self.bare.facts(), "masked": True}
         arrays = {"start": np.asarray(self.start).tolist()}
-        if self.action_kind == "box":
+        if self.action_kind == "box":  # a joint one is its form
             arrays |= {"low": self.low.tolist(), "high": self.high.tolist(), "env_dtype": np.dtype(self.env_dtype).name}
         if self.parts is not None:
             arrays["parts"] = self.parts.facts()
+        if self.form is not None:
+            arrays["form"] = self.form.facts()
+        if self.choices:
+            arrays["masked"] = False
         return {
             "obs_shape": list(self.obs_shape), "channels_last": self.channels_last, "frames": self.frames,
             "action_kind": self.action_kind, "choices": list(self.choices), "env_shape": list(self.env_shape), **arrays,
@@ -106,13 +156,20 @@ class Spaces:
 
     def recorded(self) -> dict[str, Any]:
         """What a dataset's metadata say of observations that are rows of parts; nothing of others."""
-        return {"parts": self.parts.facts()} if self.mixed and self.parts is not None else {}
+        return {"parts": self.parts.facts()} if self.in_rows and self.parts is not None else {}
 
     @classmethod
     def of_facts(cls, facts: Any) -> Spaces:
         """The spaces that ``facts`` came from; whatever else a file holds is refused (StateError)."""
+        if isinstance(facts, dict) and facts.get("masked") is True:
+            bare = cls.of_facts({name: fact for name, fact in facts.items() if name != "masked"})
+            if bare.action_kind not in ("discrete", "multi_discrete"):
+                raise StateError("has masks of actions that are no choices", "masked")
+            if sum(bare.choices) > WIDEST_ROW:
+                raise StateError("has more choices than a mask may have", "choices")
+            return bare.masked()
         names = ("obs_shape", "channels_last", "frames", "action_kind", "choices", "env_shape", "start")
-        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts"))
+        saved = Saved(facts, names, ("low", "high", "env_dtype", "parts", "masked", "form"))
         shape, choices = tuple(saved.counts("obs_shape", most=LONGEST_AXIS)), tuple(saved.counts("choices"))
         kind, image = facts["action_kind"], len(shape) == 3
         if kind not in KINDS:
@@ -127,7 +184,10 @@ class Spaces:
             "channels_last": image and saved.flag("channels_last"),
             "frames": saved.count("frames", least=1),
             "parts": parts,
+            "form": _saved_form(saved, kind, choices),
         }
+        if kind == "joint":
+            return cls(**common, **_joint(common["form"]))
         if kind == "box":
             low, high = (np.array(_numbers(saved, name)) for name in ("low", "high"))
             env_shape = tuple(saved.counts("env_shape"))
@@ -161,12 +221,17 @@ class Spaces:
         return self.obs_kind == "mixed"
 
     @property
+    def in_rows(self) -> bool:
+        """Whether networks take rows of parts, of which they encode some: a mix, or observations with masks."""
+        return self.mixed or self.bare is not None
+
+    @property
     def obs_dim(self) -> int:
         return self.obs_shape[0]
 
     @property
     def action_dtype(self) -> np.dtype:
-        return np.dtype(np.float32 if self.action_kind == "box" else np.int64)
+        return np.dtype(np.float32 if self.action_kind in ("box", "joint") else np.int64)
 
     @property
     def num_actions(self) -> int:
@@ -188,9 +253,9 @@ class Spaces:
 
     def matches(self, other: Spaces) -> bool:
         """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
-        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "agents")]
+        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "bare", "agents")]
         same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
-        return same and (not (self.mixed or other.mixed) or self.parts == other.parts)
+        return same and (not (self.in_rows or other.in_rows) or self.parts == other.parts)
 
     def describe(self) -> str:
         actions = {
@@ -198,23 +263,35 @@ class Spaces:
             "box": f"Box{self.action_shape}",
             "multi_discrete": f"MultiDiscrete{list(self.choices)}",
             "multi_binary": f"MultiBinary({self.choices[0] if self.choices else 0})",
-        }[self.action_kind]
-        seen = f"({self.parts.describe()})" if self.mixed and self.parts is not None else self.obs_shape
+            "joint": "joint",
+        }[self.action_kind] + (f" actions {self.form.describe()}" if self.form is not None else "")
+        seen = f"({self.parts.describe()})" if self.in_rows and self.parts is not None else self.obs_shape
         return f"{self.obs_kind} {seen} and {actions}"
 
     def require(
-        self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...], shared: bool = False
+        self,
+        who: str,
+        env_id: str,
+        *,
+        obs: tuple[str, ...],
+        actions: tuple[str, ...],
+        masks: bool = False,
+        shared: bool = False,
     ) -> None:
         """Fail early, with one message shape for every algorithm; ``shared``: agents may share its policy."""
         if not shared:
             self.require_one_agent(who, env_id)
+        if self.bare is not None and not masks:
+            advice = "env_kwargs.action_masks: false leaves them out"
+            raise ValueError(f"{who} takes no masks of actions, and {env_id} gives some: {advice}")
         if self.obs_kind in obs and self.action_kind in actions:
             return
-        names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
-        needs = f"{' or '.join(obs)} observations and {' or '.join(names[a] for a in actions)} actions"
+        needs = f"{' or '.join(obs)} observations and {' or '.join(KINDS[a] for a in actions)} actions"
         advice = (
             "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
         )
+        if self.action_kind not in actions:
+            advice += self._other_actions(actions)
         raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}{advice}")
 
     def require_one_agent(self, who: str, env_id: str) -> None:
@@ -222,6 +299,19 @@ class Spaces:
         if self.agents:
             several = f"{who} takes environments with one agent, and {env_id} has {len(self.agents)}"
             raise ValueError(f"{several}; ppo, dqn, qr_dqn, iqn and fqf train them with one shared policy")
+
+    def _other_actions(self, actions: tuple[str, ...]) -> str:
+        """Why these actions are not taken, and what can be done about it; nothing where it is plain."""
+        parts = () if self.form is None else self.form.parts
+        if "box" in actions and parts and all(part.integers or not part.chosen for part in parts):
+            return "; env_kwargs.integer_actions: rounded makes numbers of them"
+        if self.action_kind in ("multi_discrete", "multi_binary") and "discrete" in actions:
+            number = math.prod(self.choices) if self.action_kind == "multi_discrete" else 2 ** self.choices[0]
+            which = (
+                "docs/actions.md has a wrapper that makes one choice of them" if number <= 1_000 else "ppo takes them"
+            )
+            return f"; there, each of {number:,} combinations would need a value of its own: {which}"
+        return "; ppo and ppg take them" if self.action_kind == "joint" else ""
 
     def encode(self, obs: Any) -> np.ndarray:
         """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""
@@ -238,24 +328,34 @@ class Spaces:
         """Agent actions (N, ...) in the environment's units and types, one per row; boxes are clipped."""
         if self.action_kind == "discrete":
             return (actions + self.start).tolist() if self.start else actions.tolist()
-        if self.action_kind != "box":
+        if self.action_kind not in ("box", "joint"):
             return actions + self.start
         mapped = np.clip(self.center + self.scale * actions, self.low, self.high)
         return mapped.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
 
+    def as_given(self, actions: Any) -> list[Any]:
+        """Actions that ``to_env`` has made, as the environment itself has them, which may be a Dict or Tuple."""
+        return list(actions) if self.form is None else [self.form.restored(action) for action in actions]
+
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """The inverse: environment units to agent units."""
-        if self.action_kind != "box":
+        if self.action_kind not in ("box", "joint"):
             indices: np.ndarray = np.asarray(actions, np.int64) - self.start
             return indices
         rows: np.ndarray = np.asarray(actions, np.float32).reshape(-1, *self.action_shape) - self.center
         rows = rows / np.where(self.scale > 0, self.scale, np.float32(1))  # a constant is 0
         return rows
 
-    def random_actions(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """Uniform agent actions (N, ...)."""
+    def random_actions(self, rng: np.random.Generator, n: int, obs: np.ndarray | None = None) -> np.ndarray:
+        """Uniform agent actions (N, ...), of those that the masks of ``obs`` (N, ...) allow, if it has masks."""
+        if self.bare is not None and obs is not None and self.parts is not None:
+            return drawn_allowed(self.parts.allowed(obs), self.choices, rng).reshape(n, *self.action_shape)
         if self.action_kind == "box":
             return rng.uniform(-1, 1, size=(n, *self.action_shape)).astype(np.float32)
+        if self.action_kind == "joint":
+            columns = np.array(self.choices)
+            drawn = rng.random((n, *self.action_shape))
+            return np.where(columns > 0, np.floor(columns * drawn), 2 * drawn - 1).astype(np.float32)
         if self.action_kind == "discrete":
             return rng.integers(self.num_actions, size=n)
         upper = self.choices if self.action_kind == "multi_discrete" else 2
@@ -272,6 +372,37 @@ def _box(low: np.ndarray, high: np.ndarray, shape: tuple[int, ...], dtype: Any) 
         "center": center.astype(np.float32), "scale": scale.astype(np.float32),
         "env_shape": shape, "env_dtype": dtype, "low": low.astype(dtype), "high": high.astype(dtype),
     }  # fmt: skip
+
+
+def _joint(form: ActionForm) -> dict[str, Any]:
+    """What actions of choices and numbers are made of: choices have the environment's numbers as units."""
+    fields, chosen = _box(form.low, form.high, form.low.shape, np.dtype(np.float64)), np.array(form.columns) > 0
+    center, scale = np.where(chosen, form.low, fields["center"]), np.where(chosen, 1, fields["scale"])
+    units = {"center": center.astype(np.float32), "scale": scale.astype(np.float32)}
+    return {**fields, **units, "action_kind": "joint", "choices": form.columns}
+
+
+def _saved_form(saved: Saved, kind: str, choices: tuple[int, ...]) -> ActionForm | None:
+    """The form of actions in a file, if it is that of these actions."""
+    if "form" not in saved:
+        if kind == "joint":
+            raise StateError("are not said", "form")
+        return None
+    with within("form"):
+        form = ActionForm.of_facts(saved["form"])
+    if form.kind != kind or (kind != "box" and form.columns != choices):
+        raise StateError("does not belong to its actions", "form")
+    return form
+
+
+def _form(env: gym.Env) -> ActionForm | None:
+    """How the outermost wrapper that flattens actions does it; None without such a wrapper."""
+    while isinstance(env, gym.Wrapper):
+        form = getattr(env, "form", None)
+        if isinstance(form, ActionForm):
+            return form
+        env = env.env
+    return None
 
 
 def _numbers(saved: Saved, name: str) -> list[float]:

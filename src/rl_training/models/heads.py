@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 __all__ = [
+    "FORBIDDEN",
     "HIGHEST",
     "INSIDE",
     "LOG_2",
@@ -33,6 +34,7 @@ __all__ = [
     "ClonedHead",
     "DiagonalGaussian",
     "Head",
+    "MaskedCategorical",
     "MultiCategorical",
     "Point",
     "SquashedGaussian",
@@ -47,6 +49,7 @@ MIN_STD, MAX_STD, STD_SHIFT = (
     1.0,
     2.0,
 )  # of a bounded normal; an output of zero gives sigmoid(2) of the range, 0.89
+FORBIDDEN = -1e8  # the logit of a masked choice: its probability, and what it adds to an entropy, are exactly zero
 INSIDE = 1 - 1e-6  # bound of the actions whose inverse tanh is taken
 
 
@@ -94,11 +97,25 @@ class Categorical(ChoiceHead):
         return (logp.exp() * (logp - q.log_softmax(-1))).sum(-1)
 
 
+class MaskedCategorical(Categorical):
+    """One of ``n`` actions, of which some have the logit ``FORBIDDEN``: these are never drawn."""
+
+    def sample(
+        self, logits: np.ndarray, rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        actions, logp = super().sample(logits, rng, deterministic)
+        rows = np.flatnonzero(logp <= FORBIDDEN / 2)  # a draw of exactly zero, or beyond a sum that rounds below 1
+        if len(rows):
+            actions[rows] = logits[rows].argmax(-1)
+            logp[rows] = _log_softmax(logits[rows]).max(-1)
+        return actions, logp
+
+
 class MultiCategorical(ChoiceHead):
     """Several independent choices: MultiDiscrete(nvec)."""
 
-    def __init__(self, nvec: tuple[int, ...]) -> None:
-        self.parts = [Categorical(n) for n in nvec]
+    def __init__(self, nvec: tuple[int, ...], part: type[Categorical] = Categorical) -> None:
+        self.parts = [part(n) for n in nvec]
         self.sizes = list(nvec)
         self.size = sum(nvec)
         self.action_shape = (len(nvec),)

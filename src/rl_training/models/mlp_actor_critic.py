@@ -13,8 +13,11 @@ from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.parts import Parts
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
+from rl_training.models.joint_head import JointHead
+from rl_training.models.masks import ActionMasks
 from rl_training.models.memory import MemorySize, RecurrentTrunk
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
+from rl_training.models.parts import VectorsOfRows
 from rl_training.models.trunks import Observed, features, observed
 
 __all__ = ["MLPActorCritic", "PolicyOutput", "Towers"]
@@ -49,7 +52,7 @@ class MLPActorCritic(nn.Module):
     """
 
     # replaced by numpy in acting
-    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "features", "outputs", "act", "evaluate_actions")
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward", "features", "outputs", "masked", "act", "evaluate_actions")
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class MLPActorCritic(nn.Module):
         action_dim: int | None = None,
         hidden_sizes: tuple[int, ...] = (64, 64),
         continuous: bool = False,
-        head: Head | None = None,
+        head: Head | JointHead | None = None,
         obs_shape: tuple[int, ...] | None = None,
         obs_parts: Parts | None = None,
         initial_log_std: float = 0.0,
@@ -75,21 +78,19 @@ class MLPActorCritic(nn.Module):
                 raise ValueError("MLPActorCritic needs action_dim or head")
             head = DiagonalGaussian(action_dim) if continuous else Categorical(action_dim)
         shape = observed(obs_dim, obs_shape, obs_parts)
-        self.head = head
+        self.head, self.masks = head, ActionMasks.of(shape)
         self.trunk: nn.Module
         both = False
-        if isinstance(shape, Parts) or len(shape) == 3:
+        if len(shape.images if isinstance(shape, Parts) else shape[1:]):
             self.trunk, width = _shared_trunk(shape, hidden_sizes, head_sizes, towers or 1)
         else:
-            sizes = (shape[0], *hidden_sizes)
-            both, width = towers != 1, sizes[-1]
-            self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
-                          else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
+            both = towers != 1
+            self.trunk, width = _trunk_of_vectors(shape, hidden_sizes, both=both)
         orthogonal_(self.trunk, 2**0.5)
         if memory is not None:
             self.trunk, width = RecurrentTrunk(self.trunk, width, memory, towers=1 + both), memory.size
-        dim = head.dim if isinstance(head, DiagonalGaussian) else None
-        self.policy_head = nn.Linear(width, head.size if dim is None else dim)
+        dim = head.dim if isinstance(head, DiagonalGaussian | JointHead) else None
+        self.policy_head = nn.Linear(width, head.size - (dim or 0))
         self.value_head = nn.Linear(width, 1)
         orthogonal_(self.policy_head, 0.01)  # nearly uniform at first: exploration, and small first steps
         orthogonal_(self.value_head, 1.0)
@@ -103,12 +104,16 @@ class MLPActorCritic(nn.Module):
     def outputs(self, features: torch.Tensor) -> torch.Tensor:
         """The parameters (B, head.size) of the action distribution."""
         outputs = self.policy_head(features)
-        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+        return outputs if self.log_std is None else torch.cat([outputs, self.log_std.expand(outputs.shape[0], -1)], -1)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Distribution outputs (B, head.size) and values (B,)."""
         policy, value = self.features(obs)
-        return self.outputs(policy), self.value_head(value).squeeze(-1)
+        return self.masked(self.outputs(policy), obs), self.value_head(value).squeeze(-1)
+
+    def masked(self, outputs: torch.Tensor, obs: torch.Tensor) -> torch.Tensor:
+        """Distribution outputs without the actions that masks in the observations forbid."""
+        return outputs if self.masks is None else self.masks.logits(outputs, obs)
 
     def host(self) -> HostFunction:
         """``forward`` on arrays, for acting: observations (N, ...) to outputs (N, head.size) and values (N,)."""
@@ -129,6 +134,14 @@ class MLPActorCritic(nn.Module):
         return PolicyOutput(actions, logprobs, values, entropy)
 
 
+def _trunk_of_vectors(shape: Observed, hidden_sizes: tuple[int, ...], *, both: bool) -> tuple[nn.Module, int]:
+    """Two towers in one, or one for policy and value, and how many features come out of it."""
+    sizes = (shape.vector_size if isinstance(shape, Parts) else shape[0], *hidden_sizes)
+    trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
+             else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
+    return (nn.Sequential(VectorsOfRows(shape), trunk) if isinstance(shape, Parts) else trunk), sizes[-1]
+
+
 def _shared_trunk(
     shape: Observed, hidden_sizes: tuple[int, ...], head_sizes: tuple[int, ...], towers: int
 ) -> tuple[nn.Module, int]:
@@ -147,12 +160,15 @@ def _torch_forward(model: MLPActorCritic, obs: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _numpy_forward(model: MLPActorCritic) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
-    if overridden(model, "forward", "features", "outputs") or model.log_std is not model._parameters.get("log_std"):
+    if overridden(model, "forward", "features", "outputs", "masked") or model.log_std is not model._parameters.get(
+        "log_std"
+    ):
         return None
     trunk, policy_head, value_head = map(numpy_layers, (model.trunk, model.policy_head, model.value_head))
     if trunk is None or policy_head is None or value_head is None:
         return None
     log_std = None if model.log_std is None else model.log_std.detach().numpy()
+    masks = model.masks
 
     def forward(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if len(obs) > MOST_ROWS:
@@ -161,7 +177,9 @@ def _numpy_forward(model: MLPActorCritic) -> Callable[[np.ndarray], tuple[np.nda
         policy, value = (features, features) if features.ndim == 2 else features
         outputs = through(policy_head, policy)
         if log_std is not None:
-            outputs = np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], -1)
+            outputs = np.concatenate([outputs, np.broadcast_to(log_std, (len(outputs), len(log_std)))], -1)
+        if masks is not None:
+            outputs = masks.logits_on_host(outputs, obs)
         return outputs, through(value_head, value)[:, 0]
 
     return forward

@@ -84,7 +84,7 @@ class MLPFQFNetwork(ImplicitQuantiles):
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,)."""
-        return epsilon_greedy(self.values(obs), epsilon)
+        return epsilon_greedy(self.values(obs), epsilon, self.masks, obs)
 
     def values(self, obs: torch.Tensor) -> torch.Tensor:
         """Q-values (B, A): quantiles at the midpoints, weighted by the probabilities."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rl_training.base.parts import Parts
+from rl_training.models.masks import ActionMasks
 from rl_training.models.memory import MemorySize
 from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
@@ -48,6 +49,7 @@ class ImplicitQuantiles(nn.Module):
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observed(obs_dim, obs_shape, obs_parts)
+        self.masks = ActionMasks.of(shape)
         observing, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
         self.encoder, width = remembering(observing, width, memory)
         self.width = width
@@ -93,7 +95,7 @@ class MLPIQNetwork(ImplicitQuantiles):
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,), by the mean of quantiles at midpoints."""
-        return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon)
+        return epsilon_greedy(self(obs, random_taus=False)[0].mean(-1), epsilon, self.masks, obs)
 
 
 def quantiles_at(network: Any, obs: torch.Tensor, taus: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,11 @@ class MLPPPGModel(MLPActorCritic):
         if overridden(self, "forward"):  # acting goes by ``forward``, so the auxiliary phase must not bypass it
             return *self(obs), self.aux_head(self.features(obs)[0]).squeeze(-1)
         policy, value = self.features(obs)
-        return self.outputs(policy), self.value_head(value).squeeze(-1), self.aux_head(policy).squeeze(-1)
+        return (
+            self.masked(self.outputs(policy), obs),
+            self.value_head(value).squeeze(-1),
+            self.aux_head(policy).squeeze(-1),
+        )
 
     def policy_logits(self, obs: torch.Tensor) -> torch.Tensor:
         """Distribution outputs (B, head.size)."""

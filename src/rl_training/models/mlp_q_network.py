@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from rl_training.base.parts import Parts
+from rl_training.models.masks import ActionMasks
 from rl_training.models.memory import MemorySize
 from rl_training.models.mlp import Linear, mlp
 from rl_training.models.noisy import NoisyLinear
@@ -43,12 +44,18 @@ def q_head(inputs: int, hidden: tuple[int, ...], actions: int, atoms: int, *, du
     return mlp((inputs, *hidden, actions * atoms), linear=linear)
 
 
-def epsilon_greedy(q_values: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
-    """The best action of each row, or with probability ``epsilon`` a uniformly random one: (B, A) -> (B,)."""
-    best = q_values.argmax(-1)
+def epsilon_greedy(
+    q_values: torch.Tensor, epsilon: float = 0.0, masks: ActionMasks | None = None, obs: Any = None
+) -> torch.Tensor:
+    """The best action of each row, or with probability ``epsilon`` a uniformly random one: (B, A) -> (B,). Of those
+    that the ``masks`` of the observations allow, if they have masks."""
+    best = (q_values if masks is None else masks.values(q_values, obs)).argmax(-1)
     if epsilon <= 0:
         return best
-    random = torch.randint(q_values.shape[-1], best.shape, device=best.device)
+    if masks is None:
+        random = torch.randint(q_values.shape[-1], best.shape, device=best.device)
+    else:
+        random = masks.values(torch.rand_like(q_values), obs).argmax(-1)
     return torch.where(torch.rand(best.shape, device=best.device) < epsilon, random, best)
 
 
@@ -76,6 +83,7 @@ class MLPQNetwork(nn.Module):
     ) -> None:
         super().__init__()
         shape, hidden = observed(obs_dim, obs_shape, obs_parts), tuple(hidden_sizes)
+        self.masks = ActionMasks.of(shape)
         linear = NoisyLinear if noisy else Linear
         head_sizes: tuple[int, ...] = ()
         trunk: nn.Module
@@ -94,4 +102,4 @@ class MLPQNetwork(nn.Module):
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,)."""
-        return epsilon_greedy(self(obs), epsilon)
+        return epsilon_greedy(self(obs), epsilon, self.masks, obs)

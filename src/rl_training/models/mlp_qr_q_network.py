@@ -27,4 +27,4 @@ class MLPQRQNetwork(MLPQNetwork):
 
     def act(self, obs: torch.Tensor, epsilon: float = 0.0) -> torch.Tensor:
         """ε-greedy actions (B,), by the mean over quantiles."""
-        return epsilon_greedy(self(obs).mean(-1), epsilon)
+        return epsilon_greedy(self(obs).mean(-1), epsilon, self.masks, obs)

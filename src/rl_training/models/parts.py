@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -15,12 +16,12 @@ from rl_training.models.mlp import Linear
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.overrides import overridden
 
-__all__ = ["IMAGE_FEATURES", "PartsEncoder", "PartsNormalizer", "Taken", "join", "take_apart"]
+__all__ = ["BYTES", "IMAGE_FEATURES", "PartsEncoder", "PartsNormalizer", "Taken", "VectorsOfRows", "join", "take_apart"]
 
 IMAGE_FEATURES = 256  # of every image, which are joined with the vectors
 BYTES = 4  # of a float
 
-Taken = tuple[torch.Tensor, ...]  # the vectors side by side (B, V), and an image (B, C, H, W) for each image part
+Taken = tuple[torch.Tensor, ...]  # vectors side by side (B, V), each image (B, C, H, W), and the mask, if there is one
 
 
 def take_apart(rows: torch.Tensor, parts: Parts) -> Taken:
@@ -60,6 +61,22 @@ class PartsEncoder(nn.Module):
         vectors, *images = take_apart(x, self.parts) if isinstance(x, torch.Tensor) else x
         joined = [vectors] if self.parts.vector_size else []
         return torch.cat([*joined, *(encoder(image) for encoder, image in zip(self.images, images))], 1)
+
+
+class VectorsOfRows(nn.Module):
+    """The vectors of rows that have no images: (B, width) to (B, V)."""
+
+    REPLACED: ClassVar[tuple[str, ...]] = ("forward",)  # by ``host_form``, in acting
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        self.width = parts.vector_size
+
+    def forward(self, x: torch.Tensor | Taken) -> torch.Tensor:
+        return x[:, : self.width] if isinstance(x, torch.Tensor) else x[0]
+
+    def host_form(self) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda x: x[:, : self.width]
 
 
 class PartsNormalizer(ObservationNormalizer):

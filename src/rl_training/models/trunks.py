@@ -10,7 +10,7 @@ from rl_training.base.parts import Parts
 from rl_training.models.cnn import convolutional_layers
 from rl_training.models.memory import MemorySize, RecurrentTrunk
 from rl_training.models.mlp import Linear, mlp
-from rl_training.models.parts import PartsEncoder
+from rl_training.models.parts import PartsEncoder, VectorsOfRows
 
 __all__ = ["Observed", "encoder", "features", "observed", "remembering"]
 
@@ -38,6 +38,9 @@ def encoder(
     """The layers before the last hidden one: the convolutions for images, the other hidden layers (at least one) for
     vectors, the encoders of several parts; the number of features they give; and the widths that remain for the
     head."""
+    if isinstance(seen, Parts) and not seen.images:
+        layers, width, rest = encoder((seen.vector_size,), hidden_sizes, activation, linear)
+        return nn.Sequential(VectorsOfRows(seen), layers), width, rest
     if isinstance(seen, Parts):
         parts = PartsEncoder(seen)
         return parts, parts.width, hidden_sizes
@@ -57,6 +60,9 @@ def features(
 ) -> tuple[nn.Sequential, int]:
     """All hidden layers (vectors: a perceptron; images: convolutions and one more; parts: their
     encoders and a perceptron), and their number of features."""
+    if isinstance(seen, Parts) and not seen.images:
+        inner, width = features((seen.vector_size,), hidden_sizes, activation, linear)
+        return nn.Sequential(VectorsOfRows(seen), inner), width
     if isinstance(seen, Parts):
         parts = PartsEncoder(seen)
         sizes = (parts.width, *hidden_sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.bc import BC
@@ -56,6 +56,9 @@ def build(cfg: BCOptions, plan: Blueprint) -> BC:
     )
 
 
-KINDS = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
+KINDS: dict[str, Any] = {
+    "obs": ("vector", "image", "mixed"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+}
 SPECS = {"bc": AlgorithmSpec(name="bc", config=BCOptions, build=build, loop=BCLoop, **KINDS)}
 train_bc = SPECS["bc"].train

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rl_training.algorithms.cql import CQL, DiscreteCQL
 from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_q_network import MLPQNetwork
@@ -46,6 +48,6 @@ def build(cfg: CQLOptions, plan: Blueprint) -> CQL | DiscreteCQL:
     return CQL(model=cfg.model(plan, MLPSACModel), **cfg.arguments(plan, *SOFT, *CONSERVATIVE))
 
 
-KINDS = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box")}
+KINDS: dict[str, Any] = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box")}
 SPECS = {"cql": AlgorithmSpec(name="cql", config=CQLOptions, build=build, loop=OfflineLoop, **KINDS)}
 train_cql = SPECS["cql"].train

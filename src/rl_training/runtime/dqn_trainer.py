@@ -248,6 +248,7 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
             double_q=cfg.double,
             optimizer=cfg.optimizer_factory(),
             normalizer=plan.normalizer(cfg.normalize_observations),
+            masks=plan.masks,
             **cfg.pick(cfg.LEARNER),
         )
 
@@ -260,6 +261,7 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
         shared=SharedValueLoop,
         obs=("vector", "image", "mixed"),
         actions=("discrete",),
+        masks=True,
     )
 
 

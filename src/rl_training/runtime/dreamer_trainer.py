@@ -99,6 +99,6 @@ def build(cfg: DreamerOptions, plan: Blueprint) -> Dreamer:
     )  # fmt: skip
 
 
-KINDS = {"obs": ("vector", "image")}
+KINDS: dict[str, Any] = {"obs": ("vector", "image")}
 SPECS = {"dreamer": AlgorithmSpec(name="dreamer", config=DreamerOptions, build=build, loop=DreamerLoop, **KINDS)}
 train_dreamer = SPECS["dreamer"].train

@@ -57,7 +57,7 @@ def collect(
             if most_steps is not None and len(recorder) >= most_steps:
                 break
             if agent is None:
-                actions = collector.spaces.random_actions(rng, 1)
+                actions = collector.spaces.random_actions(rng, 1, collector.obs)
             else:
                 carry = agent.initial_carry(1) if ended else carry
                 acting = agent.act(collector.obs, carry=carry, deterministic=deterministic, rng=rng)

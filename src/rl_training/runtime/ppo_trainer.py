@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from rl_training.algorithms.ppo import PPO
 from rl_training.algorithms.recurrent import RecurrentPPO
 from rl_training.base.options import Sizes, opt
+from rl_training.models.masks import keeping_to_masks
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
 from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, RecurrentOnPolicyLoop
@@ -46,12 +47,13 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
         chosen = super().for_task(task)
-        return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind == "box" else chosen
+        return {**chosen, "initial_log_std": -0.5} if task.spaces.action_kind in ("box", "joint") else chosen
 
     def policy(self, plan: Blueprint, network: type[MLPActorCritic] = MLPActorCritic, **changes: Any) -> Any:
         """The actor-critic network of PPO, or a variant's, with changed arguments."""
         own = self.pick({"hidden_sizes", "initial_log_std"})
-        return self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
+        policy = self.network(plan, network, **{**plan.shape, "head": plan.head, **own, **changes})
+        return policy if plan.spaces.bare is None else keeping_to_masks(policy, network.__name__)
 
     def learner(self, plan: Blueprint) -> dict[str, Any]:
         """PPO's arguments beside its network."""
@@ -83,7 +85,8 @@ def build(cfg: RecurrentPPOOptions, plan: Blueprint) -> PPO:
 
 SPACES: dict[str, Any] = {
     "obs": ("vector", "image", "mixed"),
-    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary", "joint"),
+    "masks": True,
 }
 LOOPS: dict[str, Any] = {"loop": OnPolicyLoop, "recurrent": RecurrentOnPolicyLoop, "shared": SharedPolicyLoop}
 SPECS = {"ppo": AlgorithmSpec(name="ppo", config=RecurrentPPOOptions, build=build, **LOOPS, **SPACES)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.spaces import Spaces
+from rl_training.envs.masks import read_mask
+from rl_training.envs.spaces import MASK, Spaces
 
 __all__ = ["merged_state", "predict", "read_observations"]
 
@@ -23,19 +25,25 @@ def predict(
     state: Any = None,
     episode_start: Any = None,
     return_state: bool = False,
+    action_mask: Any = None,
 ) -> Any:
     """The action for one observation, or an array of actions for a batch, in the environment's own units.
 
     Dreamer, PETS and agents with a memory carry a state from one observation of an episode to the next:
     ``return_state`` returns it beside the action, and ``state`` gives it back, a row for each observation of a batch.
     Without one, episodes start, and so they do in the rows that ``episode_start`` marks. Other agents have no state:
-    theirs is None.
+    theirs is None. ``action_mask`` says which actions are allowed, a row for each observation of a batch, where the
+    observations do not say it themselves.
     """
-    rows, single = read_observations(spaces, obs)
+    rows, single = read_observations(spaces, obs, action_mask)
     carry = merged_state(agent, len(rows), single, state, episode_start)
     acting = agent.act(rows, carry=carry, deterministic=deterministic)
     actions = spaces.to_env(acting.actions)
-    chosen = actions[0] if single else np.asarray(actions)
+    if spaces.form is None:
+        chosen = actions[0] if single else np.asarray(actions)
+    else:
+        given = spaces.as_given(actions)
+        chosen = given[0] if single else np.stack(given) if isinstance(given[0], np.ndarray) else given
     if not return_state:
         return chosen
     if carry is None:
@@ -43,12 +51,16 @@ def predict(
     return chosen, acting.carry[0] if single else acting.carry
 
 
-def read_observations(spaces: Spaces, obs: Any) -> tuple[np.ndarray, bool]:
+def read_observations(spaces: Spaces, obs: Any, action_mask: Any = None) -> tuple[np.ndarray, bool]:
     """Observations as networks see them, (N, ...), and whether one was given by itself; refuses what is none.
 
     Those of several parts are given as the environment gives them: one of them, a list of them, or one whose parts are
-    batches. Vectors may also come flat.
+    batches. Vectors may also come flat. Masks of actions come beside them, or as their part ``action_mask``.
     """
+    if spaces.bare is not None:
+        return _with_masks(spaces, spaces.bare, *_apart(obs, action_mask, spaces.bare))
+    if action_mask is not None:
+        raise ValueError("this agent learned without masks of actions: leave action_mask out")
     if spaces.parts is not None and not (spaces.obs_kind == "vector" and _flat(obs, spaces)):
         rows, single = spaces.parts.read(obs)
         return rows.reshape(len(rows), *spaces.obs_shape), single
@@ -70,6 +82,36 @@ def read_observations(spaces: Spaces, obs: Any) -> tuple[np.ndarray, bool]:
     if not spaces.image and not np.isfinite(encoded).all():
         raise ValueError("observations must be finite numbers (in 32 bits)")
     return encoded[None] if single else encoded, single
+
+
+def _with_masks(spaces: Spaces, bare: Spaces, obs: Any, masks: Any) -> tuple[np.ndarray, bool]:
+    """Rows (N, width) of observations without masks, and the masks."""
+    if masks is None:
+        raise ValueError(
+            "this agent chooses among allowed actions, and it is not said which these are: give action_mask, "
+            f"{sum(bare.choices)} truth values for each observation (or {{'observation': ..., '{MASK}': ...}})"
+        )
+    rows, single = read_observations(bare, obs)
+    each = [masks] if single else list(masks)
+    if len(each) != len(rows):
+        raise ValueError(f"there are {len(rows)} observations and {len(each)} masks of actions")
+    table = np.array([read_mask(one, bare.choices) for one in each], bool).reshape(len(rows), sum(bare.choices))
+    assert spaces.parts is not None
+    return spaces.parts.masked(rows.reshape(len(rows), -1), table), single
+
+
+def _apart(obs: Any, masks: Any, bare: Spaces) -> tuple[Any, Any]:
+    """Observations, and masks that are among their parts."""
+    if masks is not None:
+        return obs, masks
+    if isinstance(obs, list | tuple) and obs and all(isinstance(one, Mapping) and MASK in one for one in obs):
+        pairs = [_apart(one, None, bare) for one in obs]
+        return [one for one, _ in pairs], [mask for _, mask in pairs]
+    if not isinstance(obs, Mapping) or MASK not in obs:
+        return obs, None
+    rest = {name: part for name, part in obs.items() if name != MASK}
+    own = bare.parts is not None and bool(bare.parts.all[0].path)  # the environment's observations are mappings too
+    return (rest if own or len(rest) != 1 else next(iter(rest.values()))), obs[MASK]
 
 
 def _flat(obs: Any, spaces: Spaces) -> bool:

@@ -29,7 +29,16 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import Entry, get_entry
 from rl_training.experiment.runs import create_run_context, open_run_context, write_metadata
-from rl_training.models.heads import Bernoulli, Categorical, DiagonalGaussian, Head, MultiCategorical
+from rl_training.models.heads import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Head,
+    MaskedCategorical,
+    MultiCategorical,
+)
+from rl_training.models.joint_head import JointHead
+from rl_training.models.masks import ActionMasks
 from rl_training.models.normalizer import ObservationNormalizer
 from rl_training.models.parts import PartsNormalizer
 from rl_training.runtime.building import within_checkpoint
@@ -70,7 +79,7 @@ class Blueprint:
         return self._normalizer(clip).to(self.device) if enabled else None
 
     def _normalizer(self, clip: float) -> ObservationNormalizer:
-        parts = self.spaces.parts if self.spaces.mixed else None
+        parts = self.spaces.parts if self.spaces.in_rows else None
         if self.spaces.image or (parts is not None and not parts.vector_size):
             problem = "images are scaled by their range; leave it off"
             raise ConfigError([(("algo_kwargs", "normalize_observations"), problem)])
@@ -79,20 +88,28 @@ class Blueprint:
         return ObservationNormalizer(self.spaces.obs_shape, clip=clip)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> Head | JointHead:
         """The distribution for the environment's actions; Gaussian for boxes."""
         spaces = self.spaces
+        choice = Categorical if spaces.bare is None else MaskedCategorical
         if spaces.action_kind == "discrete":
-            return Categorical(spaces.num_actions)
+            return choice(spaces.num_actions)
         if spaces.action_kind == "multi_discrete":
-            return MultiCategorical(spaces.choices)
+            return MultiCategorical(spaces.choices, choice)
+        if spaces.action_kind == "joint":
+            return JointHead(spaces.choices)
         binary = spaces.action_kind == "multi_binary"
         return Bernoulli(spaces.num_actions) if binary else DiagonalGaussian(spaces.action_dim)
 
     @property
+    def masks(self) -> ActionMasks | None:
+        """The masks of actions in observations, where the environment gives some."""
+        return None if self.spaces.bare is None or self.spaces.parts is None else ActionMasks(self.spaces.parts)
+
+    @property
     def shape(self) -> dict[str, Any]:
-        """``obs_dim`` for vectors, ``obs_shape`` for images, ``obs_parts`` for a mix: what networks take."""
-        if self.spaces.mixed:
+        """``obs_dim`` for vectors, ``obs_shape`` for images, ``obs_parts`` for a mix or masks: what networks take."""
+        if self.spaces.in_rows:
             return {"obs_parts": self.spaces.parts}
         return {"obs_shape": self.spaces.obs_shape} if self.spaces.image else {"obs_dim": self.spaces.obs_dim}
 
@@ -109,6 +126,7 @@ class AlgorithmSpec:
     shared: Any = None  # the loop where several agents of an environment share the policy; None: refused
     obs: tuple[str, ...] = ("vector",)
     actions: tuple[str, ...] = ("discrete", "box")
+    masks: bool = False  # whether it takes masks of actions
 
     @property
     def entry(self) -> Entry:
@@ -157,7 +175,8 @@ class AlgorithmSpec:
         return self._plan(config, factory.spaces(), network, device)
 
     def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
-        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions, shared=self.shared is not None)
+        taken: dict[str, Any] = {"obs": self.obs, "actions": self.actions, "masks": self.masks}
+        spaces.require(self.name, config.env_id, **taken, shared=self.shared is not None)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
@@ -187,6 +206,8 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.form is not None:
+            _say_how_integers_are_taken(config.env_id, plan.spaces)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         hooks = [*build_control_callbacks(config), *(callbacks or ())]
@@ -319,6 +340,18 @@ def _warn_of_unbounded_actions(env_id: str, spaces: Spaces) -> None:
         "[-1, 1]",
         stacklevel=3,
     )
+
+
+def _say_how_integers_are_taken(env_id: str, spaces: Spaces) -> None:
+    assert spaces.form is not None
+    how = {part.chosen for part in spaces.form.parts if part.integers}
+    if how:
+        taken = "choices" if how == {True} else "numbers that are rounded" if how == {False} else "choices or rounded"
+        warnings.warn(
+            f"some actions of {env_id} are whole numbers in a Box, and are taken as {taken}: {spaces.form.describe()}; "
+            "env_kwargs.integer_actions (choices or rounded) changes it",
+            stacklevel=3,
+        )
 
 
 def _require_num_envs(state: CheckpointState, num_envs: int) -> None:

@@ -42,6 +42,10 @@ def config_of(state: CheckpointState, *, env: Any = None) -> TrainConfig:
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"the checkpoint's config does not hold: {reason(error)}") from None
     require_trusted("the checkpoint", config.env_id if env is None else None, config.env_kwargs)
+    spaces = state.metadata.get("spaces")
+    older = not isinstance(spaces, dict) or (bool(spaces.get("choices")) and "masked" not in spaces)
+    if older and "action_masks" not in config.env_kwargs:  # written before masks of actions were looked for
+        config = config.replace(env_kwargs={**config.env_kwargs, "action_masks": False})
     return config
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.base.parts import Part
-from rl_training.envs.spaces import Spaces
+from rl_training.envs.spaces import MASK, Spaces
 from rl_training.serving.served import ServedAgent
 
 __all__ = ["action_schema", "add_predict", "observation_schema"]
@@ -17,8 +17,12 @@ Schema = dict[str, Any]
 
 def observation_schema(spaces: Spaces) -> Schema:
     """One observation; of several parts, an object or an array as the environment's Dict or Tuple."""
+    if spaces.bare is not None:
+        own, mask = observation_schema(spaces.bare), _nested({"type": "boolean"}, (sum(spaces.choices),))
+        parts = own["properties"] if own["type"] == "object" else {"observation": own}
+        return _object({**parts, MASK: mask}, [*parts, MASK])
     if spaces.parts is not None:
-        return _of_parts([(part.path, part) for part in spaces.parts.all])
+        return _nest([(part.path, _part_schema(part)) for part in spaces.parts.all])
     number = {"type": "integer", "minimum": 0, "maximum": 255} if spaces.image else {"type": "number"}
     return _nested(number, spaces.given_shape)
 
@@ -26,6 +30,8 @@ def observation_schema(spaces: Spaces) -> Schema:
 def action_schema(spaces: Spaces) -> Schema:
     """One action, in the environment's units."""
     kind = spaces.action_kind
+    if spaces.form is not None:
+        return _nest([(part.path, _nested({"type": "number"}, part.shape)) for part in spaces.form.parts])
     if kind == "discrete":
         return {"type": "integer", "minimum": spaces.start, "maximum": spaces.start + spaces.num_actions - 1}
     if kind == "multi_binary":
@@ -42,15 +48,15 @@ def action_schema(spaces: Spaces) -> Schema:
     return {**_nested(number, spaces.env_shape), "description": f"bounds of each number: {ranges}"}
 
 
-def _of_parts(parts: list[tuple[tuple[str | int, ...], Part]]) -> Schema:
+def _nest(parts: list[tuple[tuple[str | int, ...], Schema]]) -> Schema:
     """Parts by what is left of their keys."""
     first = parts[0]
     if not first[0]:
-        return _part_schema(first[1])
-    inner: dict[str | int, list[tuple[tuple[str | int, ...], Part]]] = {}
+        return first[1]
+    inner: dict[str | int, list[tuple[tuple[str | int, ...], Schema]]] = {}
     for (key, *rest), part in parts:
         inner.setdefault(key, []).append((tuple(rest), part))
-    schemas = {key: _of_parts(below) for key, below in inner.items()}
+    schemas = {key: _nest(below) for key, below in inner.items()}
     if all(isinstance(key, int) for key in schemas):
         most = max(key for key in schemas if isinstance(key, int)) + 1
         return {"type": "array", "prefixItems": [schemas.get(i, {}) for i in range(most)], "minItems": most}

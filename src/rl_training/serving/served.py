@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.algorithms.base import Learner
+from rl_training.envs.actions import plain_action
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.checkpointing import CheckpointState, raise_on_mismatch
 from rl_training.experiment.config import TrainConfig
@@ -39,7 +40,10 @@ class ServedAgent:
     def act(self, rows: np.ndarray, carry: Any, deterministic: bool) -> tuple[list[Any], Any]:
         """Actions for encoded observations (N, ...), in the environment's units as plain values, and the carry."""
         acting = self.agent.act(rows, carry=carry, deterministic=deterministic)
-        return np.asarray(self.spaces.to_env(acting.actions)).tolist(), acting.carry
+        actions = self.spaces.to_env(acting.actions)
+        if self.spaces.form is not None:
+            return [plain_action(action) for action in self.spaces.as_given(actions)], acting.carry
+        return np.asarray(actions).tolist(), acting.carry
 
     def seconds_of(self, rows: int) -> float:
         """How long a batch of so many observations takes, the second time."""

@@ -186,7 +186,7 @@ class OffPolicyLoop(OnlineLoop):
         if self._observe is not None:
             self._observe(envs.obs)
         if run.step < self._cfg.initial_random_steps:
-            actions = run.spaces.random_actions(rng, n)
+            actions = run.spaces.random_actions(rng, n, envs.obs)
         else:
             actions, _, carry.value = agent.act(envs.obs, carry=carry.value, step=run.step, rng=rng)
         envs.send(actions)

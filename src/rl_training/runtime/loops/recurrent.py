@@ -50,6 +50,9 @@ class MemoryOptions(Options):
         """The recurrent layer of networks, if they are to have one."""
         if self.recurrent is None:
             return None
+        if plan.spaces.bare is not None:
+            problem = "keeps to no masks of actions, which the environment gives: env_kwargs.action_masks: false"
+            raise ConfigError([(("algo_kwargs", "recurrent"), problem)])
         if plan.network is not None:
             problem = "is for the algorithm's own network, and network= gives another"
             raise ConfigError([(("algo_kwargs", "recurrent"), problem)])

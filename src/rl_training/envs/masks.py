@@ -1,0 +1,152 @@
+"""Masks of actions: how an environment gives them, and how they become the end of each observation's row.
+
+An environment gives the mask of its next action by a method ``action_masks()``, as ``action_mask`` in the info of each
+step, or under that key of a Dict observation. From here on it travels with the observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_training.base.options import ConfigError
+from rl_training.envs.checks import Checks, EnvironmentFailure, described
+from rl_training.envs.multi_agent import MultiAgentEnv
+from rl_training.envs.spaces import MASK, MaskedSpace, Spaces
+from rl_training.envs.vector import OneOfVector
+from rl_training.envs.wrappers import layers
+
+__all__ = ["MaskInObservation", "MaskedObservation", "lifted", "masked", "read_mask"]
+
+METHOD = "action_masks"
+
+
+class MaskInObservation(gym.Wrapper):
+    """A Dict observation without its mask, which is in the info instead."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        space: Any = env.observation_space
+        self.observation_space = gym.spaces.Dict({key: one for key, one in space.spaces.items() if key != MASK})
+
+    def _apart(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if not isinstance(obs, dict):
+            raise EnvironmentFailure(f"the observation is {described(obs)}, its space says a Dict")
+        rest = {key: part for key, part in obs.items() if key != MASK}
+        return rest, ({**info, MASK: obs[MASK]} if MASK in obs else info)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return self._apart(*self.env.reset(**kwargs))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, info = self._apart(obs, info)
+        return obs, reward, terminated, truncated, info
+
+
+class MaskedObservation(gym.Wrapper):
+    """Observations as rows that end with the mask of the next action. Where an episode has terminated there is no next
+    action: a mask that is missing there, or allows nothing, allows everything."""
+
+    def __init__(self, env: gym.Env, method: Callable[[], Any] | None) -> None:
+        super().__init__(env)
+        self._bare = Spaces.of(env)
+        spaces, inner = self._bare.masked(), env.observation_space
+        assert spaces.parts is not None and isinstance(inner, gym.spaces.Box)
+        self.observation_space = MaskedSpace(inner, spaces)
+        self._parts, self._method, self._checks = spaces.parts, method, Checks(self._bare)
+
+    def _row(self, obs: Any, info: Any, terminated: bool) -> np.ndarray:
+        obs = self._bare.encode(self._checks.observation(obs))
+        given = self._method() if self._method is not None else info.get(MASK) if isinstance(info, dict) else None
+        if terminated and (given is None or not np.any(given)):
+            given = np.ones(sum(self._bare.choices), bool)
+        try:
+            mask = read_mask(given, self._bare.choices)
+        except ValueError as error:
+            raise EnvironmentFailure(f"{error} (env_kwargs.action_masks: false leaves masks out)") from None
+        row: np.ndarray = self._parts.masked(obs.reshape(1, -1), mask[None])[0]
+        return row
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        return self._row(obs, info, False), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._row(obs, info, bool(terminated)), reward, terminated, truncated, info
+
+
+def read_mask(given: Any, choices: Sequence[int]) -> np.ndarray:
+    """A mask as truth values (A,), from truth values or zeros and ones: one for each choice, those of several choices
+    side by side, or a tuple of an array for each. ValueError: it is none, or allows nothing."""
+    if given is None:
+        raise ValueError(f"there is no mask of the actions, {MASK!r}")
+    try:
+        mask = np.concatenate([np.ravel(one) for one in given]) if isinstance(given, tuple) else np.asarray(given)
+    except (TypeError, ValueError):
+        mask = np.empty(0, object)
+    if mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(f"the mask of the actions is {described(given)}, expected truth values or zeros and ones")
+    if mask.shape != (sum(choices),):
+        raise ValueError(f"the mask of the actions has shape {mask.shape}, and there are {sum(choices)} choices")
+    mask = mask.astype(bool)
+    if not all(piece.any() for piece in np.split(mask, np.cumsum(choices)[:-1])):
+        raise ValueError("the mask of the actions allows none")
+    return mask
+
+
+def lifted(env: gym.Env, option: Any) -> gym.Env:
+    """The environment with a mask that is part of a Dict observation in its info."""
+    space = env.observation_space
+    if option is False or not (isinstance(space, gym.spaces.Dict) and MASK in space.spaces and _can_mask(env)):
+        return env
+    return MaskInObservation(env)
+
+
+def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
+    """The environment with masks in its observations, if it gives some.
+
+    ``known`` remembers whether infos have them, which a reset shows where nothing else does.
+    """
+    if option is False:
+        return env
+    if not _can_mask(env):
+        if option is True:
+            problem = (
+                "masks are of Discrete or MultiDiscrete actions, of one agent, in environments that are no VectorEnv"
+            )
+            raise ConfigError([(("env_kwargs", METHOD), problem)])
+        return env
+    if any(isinstance(layer, MaskInObservation) for layer in layers(env)):
+        return MaskedObservation(env, None)
+    try:
+        return MaskedObservation(env, env.get_wrapper_attr(METHOD))
+    except AttributeError:
+        pass
+    if option != "auto":
+        return MaskedObservation(env, None)
+    if "info" not in known:
+        known["info"] = _in_info(env)
+    return MaskedObservation(env, None) if known["info"] else env
+
+
+def _can_mask(env: gym.Env) -> bool:
+    space = env.action_space
+    if isinstance(env.unwrapped, MultiAgentEnv) or any(isinstance(layer, OneOfVector) for layer in layers(env)):
+        return False
+    several = isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1
+    return several or isinstance(space, gym.spaces.Discrete)
+
+
+def _in_info(env: gym.Env) -> bool:
+    """Whether a reset's info has a mask; an environment that fails is left to fail when it is used."""
+    if hasattr(env.unwrapped, "ale"):  # whose first reset takes long, and which has none
+        return False
+    try:
+        return MASK in env.reset(seed=0)[1]
+    except Exception:  # whatever a reset may raise
+        return False
