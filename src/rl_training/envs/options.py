@@ -120,6 +120,9 @@ class EnvOptions(Options):
 
     TITLE = "env_kwargs"
     max_episode_steps: int | None = opt(None, "time limit in steps; null keeps the environment's own", ge=1)
+    remake: bool = opt(
+        False, "make the environment anew for every episode: for one that keeps something from the episode before"
+    )
     wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, parts, frame_stack, keep")
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")
