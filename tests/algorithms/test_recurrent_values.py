@@ -41,7 +41,7 @@ def random_batch(states: int, dtype: torch.dtype = torch.float64) -> dict[str, t
     """Sequences in which episodes start in the burn-in, at its end, at the first learned step, and one after another."""
     generator, length = torch.Generator().manual_seed(3), BURN_IN + LEARNED + 1
     starts = torch.zeros(length, SEQUENCES, dtype=dtype)
-    for t, b in [(0, 0), (1, 1), (6, 1), (2, 2), (3, 3), (4, 3), (9, 3), (5, 4), (7, 4)]:
+    for t, b in [(0, 0), (3, 0), (1, 1), (6, 1), (2, 2), (3, 3), (4, 3), (9, 3), (5, 4), (7, 4)]:
         starts[t, b] = 1
     dones = torch.zeros_like(starts)
     dones[8, 3] = dones[6, 4] = 1  # and the other episodes were truncated

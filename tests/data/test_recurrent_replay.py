@@ -86,3 +86,25 @@ def test_too_small_and_too_empty_buffers_are_refused():
 def test_a_hundred_thousand_images_take_little_more_than_their_pixels():
     buffer = RecurrentReplayBuffer(100_000, 1, (3, 64, 64), 64, obs_dtype=torch.uint8)
     assert sum(column.nbytes for column in buffer._columns.values()) < 1.3e9  # 1.23e9 are pixels
+
+
+def test_states_are_stored_with_their_observations_the_last_of_an_episode_too_and_only_on_request():
+    buffer = RecurrentReplayBuffer(24, 2, (1,), 3, hidden_size=2)
+    for t in range(9):
+        states = np.array([[t, 0], [t, 1]], np.float32)
+        buffer.add(
+            obs=np.full((2, 1), t), actions=np.zeros(2), rewards=np.zeros(2), next_obs=np.full((2, 1), t + 0.5),
+            dones=np.array([t == 4, 0]), truncations=np.array([0, t == 6]), states=states, next_states=states + np.array([0.5, 0]),
+        )  # fmt: skip
+    buffer.add(env_index=1, obs=[9], actions=0.0, rewards=0.0, next_obs=[10], dones=0.0, states=[9.0, 1.0])
+    buffer.cut(np.array([1, 0]), np.array([[9.0], [0.0]]), np.array([[9.0, 0.0], [0.0, 0.0]]))
+    batch = buffer.sample(200)
+    assert torch.equal(batch["initial_state"][:, 0], batch["obs"][0, :, 0])
+    assert set(batch["initial_state"][:, 1].tolist()) == {0.0, 1.0} and 4.5 in batch["obs"][0]
+    again = RecurrentReplayBuffer(24, 2, (1,), 3, hidden_size=2, rng=Rng(9, "replay"))
+    again.load_state_dict(buffer.state_dict())
+    assert_same(buffer.sample(20), again.sample(20))
+    plain = RecurrentReplayBuffer(24, 2, (1,), 3)
+    assert "states" not in plain.state_dict()["rows"][0]
+    with pytest.raises(ValueError, match="holds no recurrent states: give hidden_size"):
+        plain.add(env_index=0, obs=[0], actions=0.0, rewards=0.0, next_obs=[1], dones=0.0, states=[0.0, 0.0])
