@@ -229,7 +229,12 @@ def test_terminations_that_look_like_a_time_limit_are_asked_about():
 def examined(**changes):
     factory = EnvFactory("CartPole-v1", {})
     played = Played(
-        steps=4, rewards=[0.0, 1.0, 0.0, 1.0], reset_seconds=[0.0], ticks=[], step_seconds=[1.0] * 4, step_busy=[1.0] * 4
+        steps=4,
+        rewards=[0.0, 1.0, 0.0, 1.0],
+        reset_seconds=[0.0],
+        ticks=[],
+        step_seconds=[1.0] * 4,
+        step_busy=[1.0] * 4,
     )
     for name in [name for name in changes if hasattr(played, name)]:
         setattr(played, name, changes.pop(name))

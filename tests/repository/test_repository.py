@@ -102,7 +102,9 @@ def test_environments_of_others_are_pinned_exactly_in_each_of_their_groups(path)
     names = [line.partition("==")[0].lower().replace("_", "-") for line in lines]
     assert names == sorted(set(names)), "in the order of the alphabet, each once"
     text = (path.parents[1] / "test_environments.py").read_text()
-    assert f'Case("{path.stem}", ' in text.replace('Case(\n            "', 'Case("'), "a group that nothing is tried with"
+    assert f'Case("{path.stem}", ' in text.replace('Case(\n            "', 'Case("'), (
+        "a group that nothing is tried with"
+    )
 
 
 def extras_of(name):
