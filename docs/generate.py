@@ -183,7 +183,7 @@ def environments_table() -> str:
     for row in result["rows"]:
         found.setdefault(row["env_id"], []).append(row)
     lines = [
-        "| versions | environment | with `env_kwargs` | steps a second | went through everything | notes of check-env |",
+        "| versions | environment | with `env_kwargs` | steps per processor second | went through everything | notes of check-env |",
         "|---|---|---|---|---|---|",
     ]
     for env_id, rows in found.items():
@@ -199,7 +199,7 @@ def environments_table() -> str:
         lines.append(f"| {versions} | `{env_id}` | {set_to} | {speed} | {', '.join(how)} | {notes} |")
     commit, versions = (result["git"] or {}).get("commit", "")[:8], result["versions"]
     where = f"Python {versions['python']}, torch {versions['torch']}, Gymnasium {versions['gymnasium']}, {result['hardware']['processor']}"
-    return "\n".join([*lines, "", f"Tried at {commit} with {where}; steps a second of one environment in one process."])
+    return "\n".join([*lines, "", f"Tried at {commit} with {where}; steps in a second of one processor."])
 
 
 def task(record: dict) -> str:

@@ -229,7 +229,12 @@ def test_terminations_that_look_like_a_time_limit_are_asked_about():
 def examined(**changes):
     factory = EnvFactory("CartPole-v1", {})
     played = Played(
-        steps=4, rewards=[0.0, 1.0, 0.0, 1.0], reset_seconds=[0.0], ticks=[], step_seconds=[1.0] * 4, busy=4.0
+        steps=4,
+        rewards=[0.0, 1.0, 0.0, 1.0],
+        reset_seconds=[0.0],
+        ticks=[],
+        step_seconds=[1.0] * 4,
+        step_busy=[1.0] * 4,
     )
     for name in [name for name in changes if hasattr(played, name)]:
         setattr(played, name, changes.pop(name))
@@ -246,7 +251,7 @@ def test_whether_worker_processes_pay_follows_from_the_length_of_a_step(monkeypa
     assert "gain nothing" in speed(monkeypatch, 2, step_seconds=[1e-5] * 4).says
     assert "pays here, with 2 processors" in speed(monkeypatch, 2).do
     assert "one processor" in speed(monkeypatch, 1).says
-    waiting = speed(monkeypatch, 1, busy=0.1)
+    waiting = speed(monkeypatch, 1, step_busy=[0.02] * 4)
     assert "it waits 98%" in waiting.says and "env_workers as high as num_envs" in waiting.do
 
 

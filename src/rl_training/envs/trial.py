@@ -192,9 +192,9 @@ class Played:
     outside_count: int = 0
     numbers: dict[str, int] = field(default_factory=dict)  # entries of last infos that are numbers, and how often
     masks: list[tuple[tuple[int, ...], str, int]] = field(default_factory=list)  # shape, type, actions allowed
-    step_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)  # of the clock
+    step_busy: list[float] = field(default_factory=list)  # of the processor
     reset_seconds: list[float] = field(default_factory=list)
-    busy: float = 0.0  # processor seconds of all of these
     failure: str = ""  # what went wrong, after which nothing was tried any more
     ticks: list[Tick] = field(default_factory=list)
     actions: list[Any] = field(default_factory=list)
@@ -208,14 +208,15 @@ class Played:
     def repeated(self) -> int:
         return min(REPEATED_STEPS, max(1, self.steps // 2))
 
-    def begun(self, player: Player, seconds: float, tick: Tick) -> None:
-        self.reset_seconds.append(seconds)
+    def begun(self, player: Player, before: tuple[float, float], tick: Tick) -> None:
+        self.reset_seconds.append(time.perf_counter() - before[0])
         self.starts.append((len(self.actions), len(self.ticks)))
         self.ticks.append(tick)
         self._observed(player)
 
-    def stepped(self, player: Player, action: Any, seconds: float, tick: Tick) -> None:
-        self.step_seconds.append(seconds)
+    def stepped(self, player: Player, action: Any, before: tuple[float, float], tick: Tick) -> None:
+        self.step_seconds.append(time.perf_counter() - before[0])
+        self.step_busy.append(time.process_time() - before[1])
         self.actions.append(action)
         self.ticks.append(tick)
         self.rewards.append(tick.reward)
@@ -255,26 +256,28 @@ class Played:
 def play(player: Player, steps: int, seed: int) -> Played:
     """Take random actions; a failure of the environment ends it early, and is kept."""
     played, rng = Played(seed=seed), np.random.default_rng((seed, 1))
-    busy = time.process_time()
     half = min(REPEATED_STEPS, max(1, steps // 2))
     since, tick = 0, None
     try:
         while played.steps < steps:
             if tick is None or tick.last:
-                since, start = played.steps, time.perf_counter()
+                since, before = played.steps, _clocks()
                 tick = player.begin()
-                played.begun(player, time.perf_counter() - start, tick)
-            action, start = player.drawn(rng), time.perf_counter()
+                played.begun(player, before, tick)
+            action, before = player.drawn(rng), _clocks()
             tick = player.step(action)
-            played.stepped(player, action, time.perf_counter() - start, tick)
+            played.stepped(player, action, before, tick)
             if tick.last:
                 played.ended(player, tick, since)
             elif played.steps >= half and played.saved is None:
                 played.saved, played.saved_after = player.slot.state_dict(), (len(played.actions), len(played.ticks))
     except EnvironmentFailure as error:
         played.failure = str(error)
-    played.busy = time.process_time() - busy
     return played
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def repeated(player: Player, played: Played, *, resumed: bool = False) -> str:

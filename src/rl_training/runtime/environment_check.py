@@ -66,8 +66,8 @@ class Examined:
     @property
     def busy_share(self) -> float:
         """Processor seconds of a second of stepping."""
-        clock = sum(self.played.step_seconds) + sum(self.played.reset_seconds)
-        return self.played.busy / clock if clock else 1.0
+        clock = sum(self.played.step_seconds)
+        return sum(self.played.step_busy) / clock if clock else 1.0
 
 
 def check_env(
@@ -421,6 +421,7 @@ def _facts(found: Examined) -> dict[str, Any]:
         "episodes": {"returns": played.returns, "lengths": played.lengths, "terminated": played.terminated,
                      "truncated": played.truncated},
         "step_seconds": found.step_seconds, "processor_share": round(found.busy_share, 3),
+        "step_processor_seconds": float(np.median(played.step_busy)) if played.step_busy else 0.0,
         "info_numbers": sorted(played.numbers), "success": played.success, "masks": bool(played.masks),
         "goals": goals_in(spaces) is not None, "films": not found.unfilmed and not played.failure,
     }  # fmt: skip
