@@ -379,6 +379,9 @@ def test_what_does_not_share_a_policy_is_refused_in_one_line(tiny):
         PPG(Visitors, num_envs=3, total_timesteps=100, progress="off").learn()
     with pytest.raises(ConfigError, match="hindsight: is for environments with one agent"):
         get_algorithm_spec("dqn").train(config_of(tiny, "dqn", hindsight="future"))
+    for algo in ("ppo", "dqn"):
+        with pytest.raises(ConfigError, match="recurrent: is for environments with one agent"):
+            get_algorithm_spec(algo).train(config_of(tiny, algo, recurrent="lstm"))
     from rl_training.runtime.experience import collect
 
     with pytest.raises(ValueError, match="collect takes environments with one agent"):

@@ -38,9 +38,8 @@ class MaskedRollout(RolloutBuffer):
     def compute_returns_and_advantages(self, last_values: Any, gamma: float, gae_lambda: float) -> None:
         """The same, where nothing of the other rows, not even infinity, reaches those that count: a row that counts
         ends its episode before one that does not."""
-        for column in (self.rewards, self.values, self.truncated, self.final_values):
+        for column in (self.rewards, self.values, self.final_values):
             column[~self.counted] = 0.0
-        self.terminated[~self.counted] = 1.0
         super().compute_returns_and_advantages(last_values, gamma, gae_lambda)
 
     def _flat(self) -> Tensors:
