@@ -24,7 +24,7 @@ from rl_training.runtime.cloning import clone_expert
 from rl_training.runtime.expert_data import ExpertOptions, expert_data
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
-from rl_training.runtime.ppo_trainer import PPOOptions
+from rl_training.runtime.policy_options import PPOOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 

@@ -15,7 +15,7 @@ from rl_training.base.saved import Saved
 from rl_training.models.mlp_ppg import Architecture, MLPPPGModel
 from rl_training.runtime.loops.on_policy import OnPolicyLoop
 from rl_training.runtime.options import Task
-from rl_training.runtime.ppo_trainer import SPACES, PPOOptions
+from rl_training.runtime.policy_options import SPACES, PPOOptions
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
