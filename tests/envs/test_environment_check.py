@@ -290,6 +290,8 @@ class Masked(Random):
 def test_masked_actions_are_not_played():
     report = check_env(Masked, steps=30)
     assert report["trainable"] and "allow 1 to 1 actions" in only(report, "masks")[1]
+    takers = {algo for algo, problem in report["facts"]["algorithms"].items() if not problem}
+    assert takers == {"ppo", "ppg", "dqn", "qr_dqn", "iqn", "fqf"}
 
     class Method(Random):
         def action_masks(self):
@@ -298,7 +300,7 @@ def test_masked_actions_are_not_played():
     assert only(check_env(Method, steps=10), "masks")[0] == "ok"
 
 
-@pytest.mark.parametrize(("mask", "text"), [([1, 1, 1], "of shape \\(3,\\), and there are 2"), ([0, 0], "no action")])
+@pytest.mark.parametrize(("mask", "text"), [([1, 1, 1], "has shape (3,), and there are 2"), ([0, 0], "allows none")])
 def test_masks_that_cannot_be_right_are_a_problem(mask, text):
     class Wrong(Masked):
         def allowed(self):
@@ -308,9 +310,7 @@ def test_masks_that_cannot_be_right_are_a_problem(mask, text):
             return (*Random.step(self, action)[:4], {"action_mask": self.allowed()})
 
     report = check_env(Wrong, steps=10)
-    assert not report["trainable"] and only(report, "masks")[0] == "problem"
-    with pytest.raises(AssertionError, match=text):
-        raise AssertionError(only(report, "masks")[1])
+    assert not report["trainable"] and only(report, "rules")[0] == "problem" and text in only(report, "rules")[1]
 
 
 def test_goals_are_tried_as_hindsight_would():

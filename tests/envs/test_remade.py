@@ -55,7 +55,7 @@ def test_nothing_is_left_of_the_episode_before():
 
 
 def test_one_is_made_for_each_episode_and_the_one_before_is_closed():
-    collector = Collector(EnvFactory(Sticky, {"remake": True}), 1, seed=0)
+    collector = Collector(EnvFactory(Sticky, {"remake": True, "action_masks": False}), 1, seed=0)
     assert len(Sticky.made) == 1
     steps(collector, 20)  # two episodes of nine steps, and a third
     assert len(Sticky.made) == 3 and [env.closed for env in Sticky.made] == [True, True, False]

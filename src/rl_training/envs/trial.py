@@ -59,16 +59,6 @@ class Watched(gym.Wrapper):
             self.seen, self.info = result[0], result[-1]
         return result
 
-    def mask(self) -> np.ndarray | None:
-        """Which actions are allowed next, where the environment says so: in its info, or by a method."""
-        given = self.info.get("action_mask") if isinstance(self.info, dict) else None
-        if given is None:
-            try:
-                given = self.env.get_wrapper_attr("action_masks")()
-            except AttributeError:
-                return None
-        return None if given is None else np.asarray(given)
-
     def outside(self) -> str:
         """How the observation lies outside of its space; nothing if it does not."""
         space, seen = self.env.observation_space, self.seen
@@ -164,10 +154,7 @@ class Player:
 
     def drawn(self, rng: np.random.Generator) -> Any:
         """A random action, of those that are allowed."""
-        spaces, mask = self.spaces, self.watched.mask()
-        if mask is not None and spaces.action_kind == "discrete" and mask.shape == spaces.choices and mask.any():
-            return spaces.to_env(rng.choice(np.flatnonzero(mask), size=1))[0]
-        return spaces.to_env(spaces.random_actions(rng, 1))[0]
+        return self.spaces.to_env(self.spaces.random_actions(rng, 1, self.row[None]))[0]
 
     def close(self) -> None:
         self.slot.env.close()
@@ -191,7 +178,7 @@ class Played:
     outside: str = ""  # how the first observation outside of its space was wrong
     outside_count: int = 0
     numbers: dict[str, int] = field(default_factory=dict)  # entries of last infos that are numbers, and how often
-    masks: list[tuple[tuple[int, ...], str, int]] = field(default_factory=list)  # shape, type, actions allowed
+    allowed: list[int] = field(default_factory=list)  # how many choices each mask of actions allows
     step_seconds: list[float] = field(default_factory=list)  # of the clock
     step_busy: list[float] = field(default_factory=list)  # of the processor
     reset_seconds: list[float] = field(default_factory=list)
@@ -227,9 +214,9 @@ class Played:
         wrong = player.watched.outside()
         self.outside_count += bool(wrong)
         self.outside = self.outside or wrong
-        mask = player.watched.mask()
-        if mask is not None:
-            self.masks.append((mask.shape, str(mask.dtype), int(np.count_nonzero(mask))))
+        spaces = player.spaces
+        if spaces.bare is not None and spaces.parts is not None:
+            self.allowed.append(int(spaces.parts.allowed(player.row[None]).sum()))
         if player.spaces.obs_kind == "vector":
             row = player.row.astype(np.float64)
             self.low = row if self.low is None else np.minimum(self.low, row)

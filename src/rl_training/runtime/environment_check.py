@@ -161,10 +161,10 @@ def algorithms_for(spaces: Spaces, name: str) -> dict[str, str]:
     for algo in ALGORITHMS:
         spec = get_algorithm_spec(algo)
         try:
-            spaces.require(algo, name, obs=spec.obs, actions=spec.actions)
+            spec.require(spaces, name)
             found[algo] = ""
         except ValueError as error:
-            found[algo] = str(error).partition(";")[0].removeprefix(f"{algo} needs ")
+            found[algo] = str(error).partition(";")[0].removeprefix(f"{algo} ")
     return found
 
 
@@ -226,7 +226,7 @@ def _on_algorithms(found: Examined) -> Iterator[Remark]:
         yield Remark("algorithms", "problem", f"none takes {found.spaces.describe()}", "wrap it: env_kwargs.wrappers")
     for need in dict.fromkeys(filter(None, needs.values())):
         others = ", ".join(algo for algo, one in needs.items() if one == need)
-        yield Remark("algorithms", "ok", f"not {others}: needs {need}")
+        yield Remark("algorithms", "ok", f"not {others}: {need}")
 
 
 def _on_seeds(found: Examined) -> Iterator[Remark]:
@@ -363,17 +363,9 @@ def _on_infos(found: Examined) -> Iterator[Remark]:
 
 
 def _on_masks(found: Examined) -> Iterator[Remark]:
-    masks, choices = found.played.masks, found.spaces.choices
-    if not masks:
-        return
-    shapes, least = {shape for shape, _, _ in masks}, min(count for _, _, count in masks)
-    if found.spaces.action_kind == "discrete" and shapes != {choices}:
-        says = f"action masks of shape {next(iter(shapes - {choices}))}, and there are {choices[0]} actions"
-        yield Remark("masks", "problem", says, "give one entry for each action")
-    elif not least:
-        yield Remark("masks", "problem", "a mask allows no action", "end the episode there")
-    else:
-        yield Remark("masks", "ok", f"action masks, which allow {least} to {max(n for _, _, n in masks)} actions")
+    allowed = found.played.allowed
+    if allowed:
+        yield Remark("masks", "ok", f"action masks, which allow {min(allowed)} to {max(allowed)} actions")
 
 
 def _on_goals(found: Examined) -> Iterator[Remark]:
@@ -422,6 +414,6 @@ def _facts(found: Examined) -> dict[str, Any]:
                      "truncated": played.truncated},
         "step_seconds": found.step_seconds, "processor_share": round(found.busy_share, 3),
         "step_processor_seconds": float(np.median(played.step_busy)) if played.step_busy else 0.0,
-        "info_numbers": sorted(played.numbers), "success": played.success, "masks": bool(played.masks),
+        "info_numbers": sorted(played.numbers), "success": played.success, "masks": bool(played.allowed),
         "goals": goals_in(spaces) is not None, "films": not found.unfilmed and not played.failure,
     }  # fmt: skip

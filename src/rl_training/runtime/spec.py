@@ -174,9 +174,13 @@ class AlgorithmSpec:
         """What ``build`` needs; refuses an environment whose spaces the algorithm cannot take."""
         return self._plan(config, factory.spaces(), network, device)
 
-    def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
+    def require(self, spaces: Spaces, env_id: str) -> None:
+        """Refuse spaces that the algorithm cannot take (ValueError)."""
         taken: dict[str, Any] = {"obs": self.obs, "actions": self.actions, "masks": self.masks}
-        spaces.require(self.name, config.env_id, **taken, shared=self.shared is not None)
+        spaces.require(self.name, env_id, **taken, shared=self.shared is not None)
+
+    def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
+        self.require(spaces, config.env_id)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
