@@ -11,7 +11,7 @@ PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all test-newest coverage mutants mutants-changed check format wheel bench learn campaign hardening soak fuzz audit report docs clean
+.PHONY: help quickstart test test-all test-newest test-envs coverage mutants mutants-changed check format wheel bench learn campaign hardening soak fuzz audit report docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -50,6 +50,9 @@ test-all: $(VENV)/.dev  ## run them under what other machines bring: any order, 
 test-newest:  ## run the tests with the newest versions of everything, in an environment of its own (.venv-newest)
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest CONSTRAINTS=
+
+test-envs: $(VENV)/.dev  ## install environments of others, in .venv-envs, and try everything with them; ONLY="robots panda" for some
+	$(BIN)/python benchmarks/third_party.py $(if $(ONLY),--only $(ONLY))
 
 coverage: $(VENV)/.dev  ## run the tests and print the lines of the package that none of them reaches
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered tests
@@ -117,4 +120,4 @@ docs: $(VENV)/.dev  ## write option tables and results into the pages
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove the virtual environments and caches
-	rm -rf $(VENV) .venv-newest .pytest_cache .mypy_cache .ruff_cache .coverage build dist
+	rm -rf $(VENV) .venv-newest .venv-envs .pytest_cache .mypy_cache .ruff_cache .coverage build dist

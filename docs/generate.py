@@ -173,6 +173,35 @@ def device_table() -> str:
     )
 
 
+def environments_table() -> str:
+    """What environments of other packages went through, a row for each of them."""
+    path = RESULTS / "third_party" / "environments.json"
+    if not path.exists():
+        return "Not tried yet."
+    result = json.loads(path.read_text())
+    found: dict[str, list[dict]] = {}
+    for row in result["rows"]:
+        found.setdefault(row["env_id"], []).append(row)
+    lines = [
+        "| versions | environment | with `env_kwargs` | steps a second | went through everything | notes of check-env |",
+        "|---|---|---|---|---|---|",
+    ]
+    for env_id, rows in found.items():
+        versions = ", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items())
+        how = [
+            f"{row['algo']}, but for {row['failed'].partition(':')[0]}" if "failed" in row else row["algo"]
+            for row in rows
+        ]
+        set_to = f"`{json.dumps(rows[0]['env_kwargs'])}`" if rows[0]["env_kwargs"] else ""
+        rates = sorted(row["steps_per_second"] for row in rows if "steps_per_second" in row)
+        speed = rate(rates[len(rates) // 2]) if rates else ""
+        notes = ", ".join(name for name in rows[0].get("notes", {}) if name != "speed")
+        lines.append(f"| {versions} | `{env_id}` | {set_to} | {speed} | {', '.join(how)} | {notes} |")
+    commit, versions = (result["git"] or {}).get("commit", "")[:8], result["versions"]
+    where = f"Python {versions['python']}, torch {versions['torch']}, Gymnasium {versions['gymnasium']}, {result['hardware']['processor']}"
+    return "\n".join([*lines, "", f"Tried at {commit} with {where}; steps a second of one environment in one process."])
+
+
 def task(record: dict) -> str:
     """The environment, and which entries of its observations are left where some are hidden."""
     kept = record["config"]["env_kwargs"].get("wrappers", {}).get("keep")
@@ -224,6 +253,7 @@ def page(text: str) -> str:
             "device": device_table,
             "tuned": tuned_table,
             "algorithms": algorithms_table,
+            "environments": environments_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"
 

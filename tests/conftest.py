@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+collect_ignore = ["third_party"]  # needs packages that make test-envs installs; is run where it is named
 torch.set_num_threads(1)
 # on a busy machine an example may take long for no fault of its own
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

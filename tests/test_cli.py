@@ -269,8 +269,43 @@ def test_an_error_without_text_is_named_by_its_type(capsys):
 def test_a_wrong_observation_is_named(run_dir, capsys):
     assert main(["predict", str(run_dir), "--obs", "[1, 2]"]) == 2
     assert "observations have shape (4,)" in says(capsys)[1]
-    assert main(["predict", str(run_dir), "--obs", "not json"]) == 2
-    assert "--obs must be a JSON array" in says(capsys)[1]
+    for text in ("not json", '["a"]', "[[1, 2], [3]]"):
+        assert main(["predict", str(run_dir), "--obs", text]) == 2
+        assert "--obs must be a JSON array" in says(capsys)[1]
+    assert main(["predict", str(run_dir), "--obs", '{"a": 1}']) == 2
+    assert "observations have shape (4,)" in says(capsys)[1]
+
+
+def test_predict_takes_an_observation_of_several_parts_as_an_object(tmp_path, capsys):
+    import gymnasium as gym
+
+    from toys import DictCounter
+
+    gym.register("DictCounter-v0", entry_point=DictCounter)
+    try:
+        words = [
+            "train",
+            "--algo",
+            "ppo",
+            "--env",
+            "DictCounter-v0",
+            "--total-timesteps",
+            "32",
+            "--output-dir",
+            str(tmp_path),
+        ]
+        assert main([*words, *FAST, "--eval-episodes", "1", "--run-suffix", "parts"]) == 0
+        run, part = str(tmp_path / "ppo__DictCounter-v0__seed0__parts"), '{"t": [1.0], "phase": 1}'
+        says(capsys)
+        given = (part, f"[{part}, {part}]", "[0, 1, 0, 1.0]", "[[0, 1, 0, 1.0]]")
+        assert [main(["predict", run, "--obs", text]) for text in given] == [0] * 4
+        one, two, flat, batch = map(json.loads, says(capsys)[0].splitlines())
+        assert one in (0, 1) and two == [one, one] and flat == one and batch == [one]
+        for text in ('{"t": [1.0]}', '{"t": [NaN], "phase": 1}', '[{"t": "a", "phase": 1}]'):
+            assert main(["predict", run, "--obs", text]) == 2
+            assert says(capsys)[1].startswith("rl-training: error: ")
+    finally:
+        gym.registry.pop("DictCounter-v0")
 
 
 YAML = """\

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rl_training.cli import load_config as load_config
     from rl_training.experiment.config import TrainConfig as TrainConfig
     from rl_training.runtime.callbacks import Callback as Callback
+    from rl_training.runtime.environment_check import check_env as check_env
     from rl_training.tracking.loggers import Logger as Logger
 
 __version__ = "0.1.0"
@@ -44,6 +45,7 @@ _HOMES = {
     "TrainConfig": "rl_training.experiment.config",
     "load_config": "rl_training.cli",
     "Callback": "rl_training.runtime.callbacks",
+    "check_env": "rl_training.runtime.environment_check",
     "Logger": "rl_training.tracking.loggers",
     "ManagedAlgorithm": "rl_training.api.algorithms",
     **{entry.public: "rl_training.api.algorithms" for entry in ALGORITHMS.values()},

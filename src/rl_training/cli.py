@@ -17,7 +17,7 @@ from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
-from rl_training.commands import agents, completion, data, experiments, info, results, train
+from rl_training.commands import agents, completion, data, environments, experiments, info, results, train
 from rl_training.commands.flags import settle_checkpoint
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    for module in (train, agents, data, info, experiments, results):
+    for module in (train, agents, data, environments, info, experiments, results):
         module.add(command)
     completion.add(command, commands.choices)
     return parser

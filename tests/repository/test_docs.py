@@ -42,6 +42,10 @@ assert [r['curriculum_stage'] for r in rows if 'curriculum_stage' in r] == [0, 1
     "cql.md-0": TORQUE,
     "dqn.md-0": RETURN,
     "dreamer.md-0": "assert said[-1] in ('0', '1') and action in (0, 1)",
+    "environments.md-0": """
+assert said[0] == 'True False' and [line.split(':')[0] for line in said[1:]] == ['determinism', 'exact resume']
+assert all('self.np_random' in line or 'new episodes' in line for line in said[1:])
+""",
     "fqf.md-0": RETURN,
     "gail.md-0": "assert 0 <= float(said[-1]) <= 1 and [run.config['algo'] for run in runs] == ['gail', 'ppo']",
     "goals.md-0": "assert float(said[-1]) >= 0.75 and runs[0].config['algo_kwargs']['hindsight'] == 'future'",
@@ -177,7 +181,7 @@ def test_commands_in_the_pages_exist(page):
     from rl_training.cli import _parser
 
     text = page.read_text()
-    commands = set(re.findall(r"^rl-training (\w+)", text, re.MULTILINE))
+    commands = set(re.findall(r"^rl-training ([\w-]+)", text, re.MULTILINE))
     known = next(action for action in _parser()._actions if action.dest == "command").choices
     assert commands <= set(known)
     targets = set(re.findall(r"^make (\w+)", text, re.MULTILINE)) | set(re.findall(r"`make (\w+)`", text))

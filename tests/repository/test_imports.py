@@ -23,7 +23,7 @@ MANAGED = {  # public name: module of the learner and of the trainer
     "Dreamer": ("dreamer", "dreamer"),
 }  # fmt: skip
 PATHS = {  # module, without rl_training: what users import from it
-    "": "__version__ TrainConfig load_config ManagedAlgorithm Callback Logger",
+    "": "__version__ TrainConfig load_config ManagedAlgorithm Callback Logger check_env",
     "cli": "main load_config",
     "api": "ManagedAlgorithm",
     "api.algorithms": "ManagedAlgorithm",

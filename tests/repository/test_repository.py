@@ -92,6 +92,21 @@ def test_pins_are_exact_and_name_no_host_or_build():
         assert re.fullmatch(r"==[\w.]+", str(pin.specifier)), pin
 
 
+GROUPS = sorted((ROOT / "tests" / "third_party" / "requirements").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", GROUPS, ids=lambda path: path.stem)
+def test_environments_of_others_are_pinned_exactly_in_each_of_their_groups(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert lines and all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    names = [line.partition("==")[0].lower().replace("_", "-") for line in lines]
+    assert names == sorted(set(names)), "in the order of the alphabet, each once"
+    text = (path.parents[1] / "test_environments.py").read_text()
+    assert f'Case("{path.stem}", ' in text.replace('Case(\n            "', 'Case("'), (
+        "a group that nothing is tried with"
+    )
+
+
 def extras_of(name):
     """An extra, and those that it consists of."""
     parts = [Requirement(line) for line in PROJECT["optional-dependencies"][name]]

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_training.base.errors import printable
 from rl_training.commands.flags import (
@@ -145,15 +145,25 @@ def _predict(args: argparse.Namespace) -> None:
 
     from rl_training.runtime.workflows import predict_checkpoint
 
-    text = sys.stdin.read() if args.obs == "-" else args.obs
-    try:
-        obs = np.asarray(json.loads(text), dtype=np.float64)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise ValueError(f"--obs must be a JSON array of numbers, got {text[:60]!r}") from None
-    if not np.isfinite(obs).all():
-        raise ValueError("--obs must be finite numbers")
+    obs = _observation(sys.stdin.read() if args.obs == "-" else args.obs)
     action = predict_checkpoint(args.path, obs, deterministic=not args.stochastic, device=args.device)
     print(json.dumps(np.asarray(action).tolist()))
+
+
+def _observation(text: str) -> Any:
+    """An array of numbers; observations of several parts, which are objects, as they are."""
+    import numpy as np
+
+    try:
+        given = json.loads(text)
+        parts = isinstance(given, dict) or (isinstance(given, list) and any(isinstance(one, dict) for one in given))
+        obs = given if parts else np.asarray(given, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        text = f"must be a JSON array of numbers (an object, for observations of several parts), got {text[:60]!r}"
+        raise ValueError(f"--obs {text}") from None
+    if not parts and not np.isfinite(obs).all():
+        raise ValueError("--obs must be finite numbers")
+    return obs
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -36,13 +37,29 @@ from rl_training.envs.seats import Seats
 from rl_training.envs.spaces import CHANNELS, Spaces
 from rl_training.envs.vector import OneOfVector, VectorEnvs, another_one, check_vector, one_of
 from rl_training.envs.watchdog import Watchdog
-from rl_training.envs.wrappers import AtariPreprocessing, FrameStack, PartialObservation, PixelObservation, layers
+from rl_training.envs.wrappers import (
+    AtariPreprocessing,
+    FrameStack,
+    PartialObservation,
+    PixelObservation,
+    Remade,
+    layers,
+)
 
 EnvSource = str | gym.Env | VectorEnv | ParallelEnv | Callable[[], gym.Env | VectorEnv | ParallelEnv]
 
 __all__ = ["EnvFactory", "EnvSource", "env_name", "has_time_limit", "time_limit_of"]
 
-ROBOTS = ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen")
+HOMES = (  # packages whose environments are made by the name of a module: the package, the module, how its names begin
+    ("gymnasium-robotics", "gymnasium_robotics",
+     ("Fetch", "HandReach", "HandManipulate", "AdroitHand", "PointMaze", "AntMaze", "FrankaKitchen")),
+    ("minigrid", "minigrid", ("MiniGrid-", "BabyAI-")),
+    ("MinAtar", "minatar.gym", ("MinAtar/",)),
+    ("highway-env", "highway_env", ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")),
+    ("panda-gym", "panda_gym", ("Panda",)),
+    ("flappy-bird-gymnasium", "flappy_bird_gymnasium", ("FlappyBird-",)),
+    ("shimmy", "shimmy", ("dm_control/",)),
+)  # fmt: skip
 _made: weakref.WeakValueDictionary[int, gym.Env | VectorEnv] = (
     weakref.WeakValueDictionary()
 )  # by functions, each under its id
@@ -118,13 +135,6 @@ class EnvFactory:
         env = self.make(training=training)
         return Game(env, time_limit_of(env))
 
-    def require_one_agent(self, who: str) -> None:
-        """Refuse a parallel environment."""
-        agents = self.spaces().agents
-        if agents:
-            text = f"{who} takes environments with one agent, and {self.name} has {len(agents)}; ppo, dqn, qr_dqn, iqn"
-            raise ValueError(f"{text} and fqf train them with one shared policy")
-
     def make_changed(self, env_kwargs: dict[str, Any]) -> gym.Env:
         """A new training environment in which some arguments differ."""
         own = {**self.env_kwargs.get("training", {}), **env_kwargs}
@@ -132,7 +142,8 @@ class EnvFactory:
 
     def _make(self, training: bool) -> gym.Env:
         options, kwargs = parse_env_kwargs(self.env_kwargs, training=training)
-        env = _base_env(self.source, options, kwargs, self.render)
+        base = partial(_base_env, self.source, options, kwargs, self.render)
+        env = Remade(base) if options.remake else base()
         wrappers = options.wrappers
         if isinstance(env.unwrapped, MultiAgentEnv):
             require_plain_wrappers(wrappers, self.name)
@@ -257,9 +268,12 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
         _register_games(env_id)
     module, colon, name = env_id.partition(":")
     try:
-        make = getattr(import_named(module), name, None) if colon else None
+        imported = import_named(module) if colon else None
+        make = getattr(imported, name, None)
         if make is not None and makes_parallel(make, name):
             return _limited(made_parallel(make(**kwargs)), limit)
+        if imported is not None:
+            _register_names(imported, name)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
@@ -273,16 +287,24 @@ def _limited(env: gym.Env, limit: int | None) -> gym.Env:
 
 
 def _hint(env_id: str, error: Exception) -> str:
-    """What helps where a robot of gymnasium-robotics or what a module names cannot be made; else nothing."""
+    """What helps where an environment of a known package, or what a module names, cannot be made; else nothing."""
     unknown = isinstance(error, gym.error.Error)
     module, _, name = env_id.partition(":")
     if unknown and callable(getattr(sys.modules.get(module), name or " ", None)):
         return f"; {module} has {name}, and what it makes is taken by name if it {NAMED_SO}"
     if env_id.startswith("gymnasium_robotics:") and not unknown:
         return "; pip install 'rl_training[robotics]' brings these robots, and a MuJoCo that they work with"
-    return (
-        f"; gymnasium-robotics has it as gymnasium_robotics:{env_id}" if unknown and env_id.startswith(ROBOTS) else ""
-    )
+    for package, module, names in HOMES if unknown and ":" not in env_id else ():
+        if env_id.startswith(names):
+            return f"; {package} has it as {module}:{env_id}"
+    return ""
+
+
+def _register_names(module: Any, name: str) -> None:
+    """Call a module's ``register_envs``, for those whose import alone makes no names known (MinAtar)."""
+    register = getattr(module, "register_envs", None)
+    if name not in gym.registry and register is not None and register is not gym.register_envs:
+        register()
 
 
 def _register_games(env_id: str) -> None:

@@ -127,6 +127,9 @@ class EnvOptions(Options):
         "auto",
         "whole numbers in a Box of actions: choices, or numbers that are rounded; auto: choices, of up to 64 each",
     )
+    remake: bool = opt(
+        False, "make the environment anew for every episode: for one that keeps something from the episode before"
+    )
     wrappers: WrapperOptions = opt(WrapperOptions(), "pixels, atari, custom, reward, parts, frame_stack, keep")
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")

@@ -104,7 +104,7 @@ class Spaces:
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
             "form": _form(env),
-            "agents": getattr(env.unwrapped, "agent_names", ()),
+            "agents": getattr(getattr(env, "unwrapped", None), "agent_names", ()),
         }
         if common["form"] is not None and common["form"].kind == "joint":
             return cls(**common, **_joint(common["form"]))
@@ -269,12 +269,22 @@ class Spaces:
         return f"{self.obs_kind} {seen} and {actions}"
 
     def require(
-        self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...], masks: bool = False
+        self,
+        who: str,
+        env_id: str,
+        *,
+        obs: tuple[str, ...],
+        actions: tuple[str, ...],
+        masks: bool = False,
+        shared: bool = False,
     ) -> None:
-        """Fail early, with one message shape for every algorithm."""
+        """Fail early, with one message shape for every algorithm; ``masks``: it takes masks of actions; ``shared``:
+        agents may share its policy."""
         if self.bare is not None and not masks:
             advice = "env_kwargs.action_masks: false leaves them out"
             raise ValueError(f"{who} takes no masks of actions, and {env_id} gives some: {advice}")
+        if not shared:
+            self.require_one_agent(who, env_id)
         if self.obs_kind in obs and self.action_kind in actions:
             return
         needs = f"{' or '.join(obs)} observations and {' or '.join(KINDS[a] for a in actions)} actions"
@@ -297,6 +307,12 @@ class Spaces:
             )
             return f"; there, each of {number:,} combinations would need a value of its own: {which}"
         return "; ppo and ppg take them" if self.action_kind == "joint" else ""
+
+    def require_one_agent(self, who: str, env_id: str) -> None:
+        """Refuse a parallel environment."""
+        if self.agents:
+            several = f"{who} takes environments with one agent, and {env_id} has {len(self.agents)}"
+            raise ValueError(f"{several}; ppo, dqn, qr_dqn, iqn and fqf train them with one shared policy")
 
     def encode(self, obs: Any) -> np.ndarray:
         """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""

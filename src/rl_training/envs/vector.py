@@ -260,7 +260,7 @@ def check_vector(vector: VectorEnv, single: gym.Env, name: str, options: EnvOpti
         problem = f"{name} is a VectorEnv, which steps its environments itself: take local"
         raise ConfigError([(("execution_backend",), problem)])
     plain = options.wrappers.model_copy(update={"reward": WrapperOptions().reward})
-    if plain != WrapperOptions() or options.max_episode_steps is not None:
+    if plain != WrapperOptions() or options.max_episode_steps is not None or options.remake:
         problem = f"{name} is a VectorEnv: wrap its single environments, with gym.make_vec(..., wrappers=[...])"
         raise ConfigError([(("env_kwargs",), problem)])
     for own, other in (

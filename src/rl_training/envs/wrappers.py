@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +17,7 @@ __all__ = [
     "FrameStack",
     "PartialObservation",
     "PixelObservation",
+    "Remade",
     "area_weights",
     "layers",
     "to_gray",
@@ -57,6 +58,23 @@ def to_gray(image: np.ndarray) -> np.ndarray:
     """(3, H, W) uint8 -> (1, H, W) by the usual luminance weights."""
     weights = np.array([0.299, 0.587, 0.114], np.float32)
     return (np.tensordot(weights, image.astype(np.float32), axes=(0, 0)) + 0.5).astype(np.uint8)[None]
+
+
+class Remade(gym.Wrapper):
+    """Makes the environment anew for every episode but the first, so that nothing of the one before is left in it."""
+
+    def __init__(self, make: Callable[[], gym.Env]) -> None:
+        super().__init__(make())
+        if hasattr(self.env.unwrapped, "ale"):
+            raise ValueError("env_kwargs.remake is not for Atari, whose games are restored from the emulator's state")
+        self._make, self._used = make, False
+
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
+        if self._used:
+            self.env.close()
+            self.env = self._make()
+        self._used = True
+        return self.env.reset(**kwargs)
 
 
 class PixelObservation(gym.Wrapper):
