@@ -167,7 +167,7 @@ class Player:
         spaces, mask = self.spaces, self.watched.mask()
         if mask is not None and spaces.action_kind == "discrete" and mask.shape == spaces.choices and mask.any():
             return spaces.to_env(rng.choice(np.flatnonzero(mask), size=1))[0]
-        return spaces.to_env(spaces.random_actions(rng, 1))[0]
+        return spaces.to_env(spaces.random_actions(rng, 1, self.row[None]))[0]
 
     def close(self) -> None:
         self.slot.env.close()
