@@ -150,5 +150,19 @@ def test_spaces_with_masks_come_back_from_a_file():
         Spaces.of_facts(facts)
 
 
+@pytest.mark.parametrize("where", ["info", "method", "dict"])
+def test_an_environment_that_is_made_anew_is_asked_itself(where):
+    made = []
+
+    def make():
+        made.append(Restricted(where))
+        return made[-1]
+
+    env = EnvFactory(make, {"remake": True}).make(training=True)
+    for seed in range(3):
+        row, _ = env.reset(seed=seed)
+        assert np.array_equal(env.observation_space.parts.allowed(row), made[-1].mask)
+
+
 def test_a_vector_env_has_no_masks():
     assert spaces_of(lambda: gym.vector.SyncVectorEnv([Locks], autoreset_mode="Disabled")).bare is None

@@ -124,7 +124,8 @@ def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
     if any(isinstance(layer, MaskInObservation) for layer in layers(env)):
         return MaskedObservation(env, None)
     try:
-        return MaskedObservation(env, env.get_wrapper_attr(METHOD))
+        env.get_wrapper_attr(METHOD)
+        return MaskedObservation(env, lambda: env.get_wrapper_attr(METHOD)())  # of an environment that may be made anew
     except AttributeError:
         pass
     if option != "auto":
