@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 # TORCH=2.11.0 installs that version of torch instead of the pinned one; CONSTRAINTS= (nothing) installs the newest of everything
 PINS := $(abspath $(VENV)/pins.txt)
 PIP := PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) $(BIN)/pip --quiet --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# three workers on two cores: tests also wait, for signals, processes and Ray
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-all test-newest test-envs coverage mutants mutants-changed check format wheel bench learn campaign hardening soak fuzz audit report docs clean

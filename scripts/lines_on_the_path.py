@@ -137,9 +137,11 @@ class Package:
 
     def fields(self, symbol: Symbol) -> Lines:
         """The lines of a class without its methods."""
-        module, methods = self.modules[symbol.module], self.methods(symbol).values()
+        module = self.modules[symbol.module]
+        node = module.definitions[symbol.name]
+        methods = [part for part in getattr(node, "body", []) if isinstance(part, ast.FunctionDef)]  # overloads too
         inside = {line for method in methods for line in span_of(method)}
-        return {(symbol.module, n) for n in module.code & set(span_of(module.definitions[symbol.name])) - inside}
+        return {(symbol.module, n) for n in module.code & set(span_of(node)) - inside}
 
     def whole(self, module: str, node: ast.AST) -> Lines:
         """The lines of code of a part of a module."""

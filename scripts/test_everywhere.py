@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 RECORD = ROOT / "benchmarks" / "results" / "tests.json"
-SUITE = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "--tb=short", "-p", "no:cacheprovider"]
+SUITE = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", "--tb=short", "-p", "no:cacheprovider"]
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
@@ -60,7 +60,7 @@ def alone() -> tuple[Counter[str], list[str]]:
     counts: Counter[str] = Counter()
     failed: list[str] = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        more, lost = run([part for part in SUITE if part not in ("-n", "2", "--dist", "worksteal")] + [str(path)])
+        more, lost = run([part for part in SUITE if part not in ("-n", "3", "--dist", "worksteal")] + [str(path)])
         counts.update(more)
         failed += lost
         print(f"  {path.relative_to(ROOT)}: {dict(more)}", flush=True)

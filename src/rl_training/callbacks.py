@@ -2,5 +2,6 @@
 
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.ready_callbacks import Curriculum, EvaluateOn, Histograms, Notify, RecordVideo, Stage
+from rl_training.runtime.self_play import SelfPlay
 
-__all__ = ["Callback", "Curriculum", "EvaluateOn", "Histograms", "Notify", "RecordVideo", "Stage"]
+__all__ = ["Callback", "Curriculum", "EvaluateOn", "Histograms", "Notify", "RecordVideo", "SelfPlay", "Stage"]

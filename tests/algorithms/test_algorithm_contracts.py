@@ -107,6 +107,8 @@ def test_every_declared_option_is_read(algo, tiny):
     if "hindsight" in spec.config.model_fields:
         goals = "GoalPoint-v0" if configs[0].env_id == "Pendulum-v1" else "GoalBitFlips-v0"
         configs.append(tiny(algo).replace(env_id=goals, algo_kwargs={**tiny(algo).algo_kwargs, "hindsight": "future"}))
+    if "recurrent" in spec.config.model_fields:
+        configs.append(tiny(algo, recurrent="gru"))
     pictures = {"env": Pictures} if algo == "gail" else None  # has options for them
     seen = set()
 

@@ -118,6 +118,9 @@ BESIDE: dict[str, dict[str, Any]] = {  # what an option is tried with, where it 
     "expert_episodes": {"expert_episodes": 2},
     "hindsight": {"hindsight": "future"},
     "hindsight_ratio": {"hindsight": "future"},
+    "recurrent_size": {"recurrent": "gru"},
+    "sequence_length": {"recurrent": "gru", "sequence_length": 3},
+    "burn_in": {"recurrent": "gru", "burn_in": 1, "sequence_length": 2},
     "double": {"learning_rate": 0.1, "target_update_interval": 100, "gradient_updates_per_step": 3, "gamma": 1.0},
 }
 CHANGED: dict[str, Any] = {  # another value, where it is no number to be made larger and no flag to be turned
@@ -193,6 +196,7 @@ CHANGED: dict[str, Any] = {  # another value, where it is no number to be made l
     "noise_clip": 0.01,
     "hindsight": "final",
     "hindsight_ratio": 0.3,
+    "recurrent": "lstm",
 }
 IMAGES = {
     "features_dim",
@@ -266,7 +270,9 @@ def what_happens(
     try:
         cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
         run = Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[])
-        loop = spec.loop(run, spec.build(cfg if learner is None else spec.config(**learner), plan), cfg)
+        loop = spec.loop_for(cfg, run.spaces)(
+            run, spec.build(cfg if learner is None else spec.config(**learner), plan), cfg
+        )
     except ValueError as error:
         return str(error)
     run.schedules, run.engine = Schedules(loop.agent, cfg, total), Engine(False, 1, "")
@@ -292,12 +298,14 @@ def another(name: str, value: Any) -> Any:
 def options_tried(algo: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The algorithm's options as they are, and with another value of one."""
     plain = name.removeprefix("expert_")
-    beside, value = OF_FILES.get(plain, (BESIDE.get(name, {}), None))
+    fields = get_algorithm_spec(algo).config.model_fields
+    own = {key: given for key, given in BESIDE.get(name, {}).items() if key in fields}  # others may share a name
+    beside, value = OF_FILES.get(plain, (own, None))
     if plain in OF_FILES and plain != name:
         beside = {f"expert_{key}": given for key, given in beside.items()}
     before = {key: given for key, given in {**BASE[algo], **beside}.items() if given is not None}
     if value is None:
-        value = another(name, before.get(name, get_algorithm_spec(algo).config.model_fields[name].default))
+        value = another(name, before.get(name, fields[name].default))
     after = {**before, name: value}
     if plain == "dataset_kind":
         after[name.replace("kind", "path")] = "whole.npz"
@@ -360,7 +368,7 @@ def test_the_discount_reaches_the_scale_of_rewards_too(algo):
     config = TrainConfig(algo=algo, env_id="CartPole-v1", device="cpu", algo_kwargs=options)
     factory = EnvFactory(config.env_id, {})
     cfg, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
-    loop = spec.loop(
+    loop = spec.loop_for(cfg, plan.spaces)(
         Run(config, cfg, factory, plan.spaces, device=plan.device, callbacks=[]), spec.build(cfg, plan), cfg
     )
     scaler = loop.learned_scale if algo == "gail" else loop.reward_scaler

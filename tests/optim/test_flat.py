@@ -59,7 +59,8 @@ def test_adamw_is_torchs_adamw(options, compiling, monkeypatch):
 def test_every_optimizer_cuts_gradients_and_can_share_parameters(kind):
     layers = network()
     first = kind(layers.parameters(), lr=RATE, max_grad_norm=1e-3)
-    second = kind(first.params, lr=RATE, sharing=first)
+    second = kind(first.params, lr=RATE)
+    second.share_memory_of(first)
     assert second.flat is first.flat and first.max_grad_norm == 1e-3
     grad = first.gradient(next(losses(layers)))
     first.step(grad)
@@ -174,7 +175,7 @@ def test_what_cannot_be_learned_is_refused():
     with pytest.raises(RuntimeError, match="depends on none of the optimizer's parameters"):
         optimizer.gradient(next(losses(network())))
     with pytest.raises(ValueError, match="share all of their parameters, in the same order"):
-        FlatAdam(reversed(list(layers.parameters())), lr=RATE, sharing=optimizer)
+        FlatAdam(reversed(list(layers.parameters())), lr=RATE).share_memory_of(optimizer)
     layers.float()
     with pytest.raises(RuntimeError, match="no longer share memory"):
         optimizer.gradient(layers(torch.ones(1, 3)).sum())
@@ -183,7 +184,8 @@ def test_what_cannot_be_learned_is_refused():
 def test_two_optimizers_of_the_same_parameters_change_the_same_memory_with_a_state_each():
     ours, theirs = network(), network()
     one = FlatAdam(ours.parameters(), lr=RATE)
-    other = FlatAdam(ours.parameters(), lr=2 * RATE, sharing=one)
+    other = FlatAdam(ours.parameters(), lr=2 * RATE)
+    other.share_memory_of(one)
     assert other.flat is one.flat
     both = [torch.optim.Adam(theirs.parameters(), lr=rate) for rate in (RATE, 2 * RATE)]
     for i, (loss, same) in enumerate(zip(losses(ours), losses(theirs))):

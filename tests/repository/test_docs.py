@@ -55,6 +55,7 @@ best = [float(line.split()[1]) for line in said[1:]]
 assert best and best == sorted(best) and all(float(line.split()[0]) % 256 == 0 for line in said[1:])
 """,
     "mbpo.md-0": TORQUE,
+    "memory.md-0": "assert float(said[-1]) == 1 and state.shape == (32,) and action in (0, 1)",
     "mopo.md-0": TORQUE,
     "networks.md-0": "assert '(256, 64), (256,), (256,), (256,), (2, 256)' in said[-1] and runs[0].config['algo'] == 'dqn'",
     "networks.md-1": """
@@ -78,6 +79,17 @@ assert low <= value <= high and at_least <= better <= at_most and list(shares) =
 """,
     "rlpd.md-0": TORQUE,
     "sac.md-0": TORQUE,
+    "multiagent.md-0": """
+(score, bob), through = map(float, said[-2].split()), eval(said[-1])
+assert score > 0.9 and bob > 0.9 and through == {"ann": True, "bob": True, "cyd": True}
+rows = [json.loads(line) for line in next(Path('runs').glob('*/metrics.jsonl')).read_text().splitlines()]
+assert max(row.get('agent_steps', 0) for row in rows) < 6_000 and any('agent_return/cyd' in row for row in rows)
+""",
+    "multiagent.md-1": """
+rows = [json.loads(line) for line in next(Path('runs').glob('*/metrics.jsonl')).read_text().splitlines()]
+rates = [row['self_play_win_rate'] for row in rows if 'self_play_win_rate' in row]
+assert said[-1] in ('1', '2', '3', '4') and all(0 <= rate <= 1 for rate in rates) and max(rates) > 0.6
+""",
     "simulators.md-0": "assert int(said[-1]) == 800 and runs[0].config['async_collection'] and runs[0].gradient_steps > 500",
     "simulators.md-1": "assert float(said[-1]) == 3 and runs[0].config['num_envs'] == 4",
     "td3_bc.md-0": TORQUE,

@@ -52,8 +52,20 @@ def unused():
 SPECS = {"a": Spec(build)}
 """,
     "algorithms/base.py": """
+from typing import overload
+
+
 class Learner:
     PARTS = ("_learn",)
+
+    @overload
+    def described(self, x: int) -> int: ...
+
+    @overload
+    def described(self, x: str) -> str: ...
+
+    def described(self, x):
+        return x
 
     def update(self):
         return [getattr(self, part)() for part in self.PARTS]
@@ -86,7 +98,7 @@ RATE = 0.5
 }
 
 
-LONGEST = {"sac": 1590, "ppo": 1583, "dreamer": 1550}  # lines that a run calls; lower them with the path
+LONGEST = {"sac": 1298, "ppo": 1327, "dreamer": 1301}  # lines that a run calls; lower them with the path
 
 
 @pytest.fixture
@@ -123,7 +135,7 @@ def test_every_symbol_from_learn_to_the_loss_is_counted_and_nothing_else(script,
         "algorithms.a.A._learn": 2,  # by the string in PARTS of the base class
         "algorithms.a.loss": 5,
         "algorithms.a.RATE": 1,
-        "algorithms.base.Learner": 2,
+        "algorithms.base.Learner": 2,  # without the overloads of a method that is not called
         "algorithms.base.Learner.update": 2,
     }
 

@@ -117,7 +117,8 @@ def test_every_direct_dependency_is_pinned_within_its_bounds():
     pinned = {pin.name.lower().replace("_", "-"): pin for pin in PINS}
     extras = [line for name in extras_of("dev") for line in PROJECT["optional-dependencies"][name]]
     assert set(PROJECT["optional-dependencies"]) - extras_of("dev") == {
-        "robotics"
+        "robotics",
+        "multiagent",
     }  # needs an older MuJoCo than the rest
     for line in [*PROJECT["dependencies"], *extras]:
         requirement = Requirement(line)

@@ -49,3 +49,15 @@ def test_functions_have_at_most_fifty_lines():
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= LONGEST, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"
     assert functions > 1_000
+
+
+def test_no_two_test_files_register_the_same_environment():
+    """Else what a test trains in would depend on which file was imported last."""
+    homes = defaultdict(set)
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("register") and node.args
+            if called and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+                homes[node.args[0].value].add(str(path.relative_to(ROOT)))
+    assert len(homes) > 10
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

@@ -55,11 +55,15 @@ class _AfterInit(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
             learner = super().__call__(*args, **kwargs)
-        except TypeError as error:  # about arguments: of the class that was called, not of one that it inherits from
-            text = re.sub(r"^\w+\.__init__\(\)", f"{cls.__name__}()", str(error))
-            raise (error if text == str(error) else TypeError(text)) from None
+        except TypeError as error:
+            raise cls._of_this_class(error) from None
         learner._made()
         return learner
+
+    def _of_this_class(cls, error: TypeError) -> TypeError:
+        """What is wrong with arguments, said of the class that was called, not of one that it inherits from."""
+        text = re.sub(r"^\w+\.__init__\(\)", f"{cls.__name__}()", str(error))
+        return error if text == str(error) else TypeError(text)
 
 
 class Learner(Stateful, metaclass=_AfterInit):
@@ -71,6 +75,7 @@ class Learner(Stateful, metaclass=_AfterInit):
     CONTROLS: ClassVar[tuple[str, ...]] = ()  # coefficients that schedules may change, beside the learning rate
     PARTS: ClassVar[tuple[str, ...]] = ("_learn",)  # the methods, batch to tensors, that updates are made of
     COMPILE_THRESHOLD: ClassVar[int] = 50_000  # updates after which a compiled update has paid for its compilation
+    EAGER: ClassVar[str] = ""  # why updates are not compiled at all, where they are not
 
     normalizer: ObservationNormalizer | None = None  # scales observations, where a run asks for it
     training = True  # as modules have it

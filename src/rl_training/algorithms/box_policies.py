@@ -97,8 +97,10 @@ class SquashedPolicy(BoxPolicy):
         return read
 
     def actions(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
-        if not self.own_sampling:
-            return super().actions(obs, deterministic, rng)
+        return self._sampled(obs, deterministic, rng) if self.own_sampling else super().actions(obs, deterministic, rng)
+
+    def _sampled(self, obs: np.ndarray, deterministic: bool, rng: np.random.Generator | None) -> np.ndarray:
+        """Actions of a model that says itself how it draws them."""
         sample: Callable[..., Any] = self._model.sample_actions
         if deterministic or self._action_dim is None:
             best: np.ndarray = with_arrays(self._model, lambda x: sample(x, deterministic=True).actions, obs)

@@ -69,8 +69,9 @@ class PPG(PPO):
         # Both optimizers step the same weights; the auxiliary head has no gradient in the policy phase.
         shared = self.optimizer
         self.aux_optimizer = options.get("optimizer", FlatAdam)(
-            shared.params, lr=aux_learning_rate, eps=1e-5, max_grad_norm=shared.max_grad_norm, sharing=shared
+            shared.params, lr=aux_learning_rate, eps=1e-5, max_grad_norm=shared.max_grad_norm
         )
+        self.aux_optimizer.share_memory_of(shared)
         self._coefs = {
             "aux_value_coef": aux_value_coef,
             "behavior_clone_coef": behavior_clone_coef,

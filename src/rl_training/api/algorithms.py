@@ -112,21 +112,21 @@ class ManagedAlgorithm:
         as it is (``resume_training`` goes on with that). Options changed on ``config`` count: for a run that goes on,
         those that may change while it does; others are refused.
         """
-        from rl_training.runtime.workflows import resume_training
-
         if isinstance(callbacks, int):
             raise TypeError("learn() takes callbacks; the number of steps is the option total_timesteps")
-        given = {"callbacks": None if callbacks is None else list(callbacks), "loggers": loggers}
-        context: dict[str, Any] = {**given, "env": self._env, "network": self._network}
-        if self._loaded or self._checkpoint is None:
-            result = self._spec.train(self.config, **context)
-        else:
-            changes = self._changes()
-            elsewhere = changes.pop("output_dir", None)
-            result = resume_training(self._checkpoint, output_dir=elsewhere, set=changes, **context)
+        given: dict[str, Any] = {"callbacks": callbacks, "loggers": loggers, "env": self._env, "network": self._network}
+        new = self._loaded or self._checkpoint is None
+        result = self._spec.train(self.config, **given) if new else self._go_on(given)
         self._open(result.checkpoint_path)
         self._loaded, self._as_opened = False, self.config.plain()
         return result
+
+    def _go_on(self, given: dict[str, Any]) -> TrainResult:
+        """Train on with the run that was trained before, with what has changed on the config since."""
+        from rl_training.runtime.workflows import resume_training
+
+        changes = self._changes()
+        return resume_training(self.checkpoint_path, output_dir=changes.pop("output_dir", None), set=changes, **given)
 
     def _changes(self) -> dict[str, Any]:
         """What was changed on the config since the agent was loaded or learned, by dotted name; options that were
@@ -202,9 +202,9 @@ class ManagedAlgorithm:
     ) -> int | np.ndarray | tuple[int | np.ndarray, np.ndarray | None]:
         """Choose the action for one observation (an int, or an array in the environment's units), or for a batch.
 
-        ``return_state=True`` returns (action, state): what Dreamer and PETS carry to the next observation of the
-        episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a truth value for each
-        row) resets the state of rows whose episode starts.
+        ``return_state=True`` returns (action, state): what Dreamer, PETS and agents with a memory carry to the next
+        observation of the episode, given back as ``state``; None for other agents. ``episode_start`` (for a batch: a
+        truth value for each row) resets the state of rows whose episode starts.
         """
         from rl_training.runtime.prediction import predict
 

@@ -272,9 +272,13 @@ class DQNKeywords(RunKeywords, total=False):
     """Keywords of DQN."""
 
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     train_frequency: int
     """environment steps between updates, whatever the number of environments (≥ 1); default: 2"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -337,6 +341,11 @@ class DQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
 
 
 class DQN(ManagedAlgorithm):
@@ -344,8 +353,10 @@ class DQN(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunKeywords``):
 
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -383,6 +394,9 @@ class DQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
     """
 
     algo_name = "dqn"
@@ -458,7 +472,7 @@ class GAILKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -545,7 +559,8 @@ class GAIL(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
@@ -591,35 +606,13 @@ class GAIL(ManagedAlgorithm):
 class PPOKeywords(RunKeywords, total=False):
     """Keywords of PPO."""
 
-    hidden_sizes: list[int] | tuple[int, ...]
-    """widths of the hidden layers (images: the last one is the number of features); default: [64, 64]"""
-    learning_rate: float
-    """step size of Adam (> 0); default: 0.0003"""
-    clip_coef: float
-    """how far the policy's probabilities may move in one rollout (> 0); default: 0.2"""
-    clip_coef_schedule: str | Mapping[str, object] | None
-    """schedule of clip_coef: {type, start, end}; default: None"""
-    ent_coef: float
-    """weight of the entropy bonus (≥ 0); default: 0.0"""
-    ent_coef_schedule: str | Mapping[str, object] | None
-    """schedule of ent_coef: {type, start, end}; default: None"""
-    vf_coef: float
-    """weight of the value loss (≥ 0); default: 0.5"""
-    max_grad_norm: float | None
-    """gradients are scaled down to this norm (> 0); default: 0.5"""
-    clip_values: bool
-    """also limit how far values move, by clip_coef; default: False"""
-    normalize_advantages: bool
-    """zero mean and unit deviation within each minibatch; default: True"""
-    initial_log_std: float
-    """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
     num_steps: int
     """steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each for images (≥
     1); default: by task"""
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -647,6 +640,35 @@ class PPOKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    hidden_sizes: list[int] | tuple[int, ...]
+    """widths of the hidden layers (images: the last one is the number of features); default: [64, 64]"""
+    learning_rate: float
+    """step size of Adam (> 0); default: 0.0003"""
+    clip_coef: float
+    """how far the policy's probabilities may move in one rollout (> 0); default: 0.2"""
+    clip_coef_schedule: str | Mapping[str, object] | None
+    """schedule of clip_coef: {type, start, end}; default: None"""
+    ent_coef: float
+    """weight of the entropy bonus (≥ 0); default: 0.0"""
+    ent_coef_schedule: str | Mapping[str, object] | None
+    """schedule of ent_coef: {type, start, end}; default: None"""
+    vf_coef: float
+    """weight of the value loss (≥ 0); default: 0.5"""
+    max_grad_norm: float | None
+    """gradients are scaled down to this norm (> 0); default: 0.5"""
+    clip_values: bool
+    """also limit how far values move, by clip_coef; default: False"""
+    normalize_advantages: bool
+    """zero mean and unit deviation within each minibatch; default: True"""
+    initial_log_std: float
+    """log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by task"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: most steps of a sequence, through which gradients flow (≥ 1); default: 64"""
 
 
 class PPO(ManagedAlgorithm):
@@ -654,22 +676,11 @@ class PPO(ManagedAlgorithm):
 
     Its options are keywords, beside those of every run (``RunKeywords``):
 
-    - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [64, 64]
-    - ``learning_rate``: step size of Adam (> 0); default: 0.0003
-    - ``clip_coef``: how far the policy's probabilities may move in one rollout (> 0); default: 0.2
-    - ``clip_coef_schedule``: schedule of clip_coef: {type, start, end}; default: None
-    - ``ent_coef``: weight of the entropy bonus (≥ 0); default: 0.0
-    - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
-    - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
-    - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
-    - ``clip_values``: also limit how far values move, by clip_coef; default: False
-    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
-    - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
-      task
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None
@@ -687,6 +698,22 @@ class PPO(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [64, 64]
+    - ``learning_rate``: step size of Adam (> 0); default: 0.0003
+    - ``clip_coef``: how far the policy's probabilities may move in one rollout (> 0); default: 0.2
+    - ``clip_coef_schedule``: schedule of clip_coef: {type, start, end}; default: None
+    - ``ent_coef``: weight of the entropy bonus (≥ 0); default: 0.0
+    - ``ent_coef_schedule``: schedule of ent_coef: {type, start, end}; default: None
+    - ``vf_coef``: weight of the value loss (≥ 0); default: 0.5
+    - ``max_grad_norm``: gradients are scaled down to this norm (> 0); default: 0.5
+    - ``clip_values``: also limit how far values move, by clip_coef; default: False
+    - ``normalize_advantages``: zero mean and unit deviation within each minibatch; default: True
+    - ``initial_log_std``: log-deviation of Box actions at the start, in units of the box; by task: -0.5; default: by
+      task
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: most steps of a sequence, through which gradients flow (≥ 1); default: 64
     """
 
     algo_name = "ppo"
@@ -712,7 +739,7 @@ class QRDQNKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -744,6 +771,15 @@ class QRDQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -785,7 +821,7 @@ class QRDQN(ManagedAlgorithm):
     - ``num_quantiles``: quantiles of each action's return (≥ 1); default: 50
     - ``kappa``: threshold of the Huber loss: errors up to this size count squared (> 0); default: 1.0
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -804,6 +840,11 @@ class QRDQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -853,7 +894,7 @@ class IQNKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -885,6 +926,15 @@ class IQNKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -931,7 +981,7 @@ class IQN(ManagedAlgorithm):
     - ``action_samples``: fractions at which actions are valued (≥ 1); default: 32
     - ``embedding_dim``: cosines that embed a fraction (≥ 1); default: 64
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -950,6 +1000,11 @@ class IQN(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -1328,7 +1383,7 @@ class FQFKeywords(RunKeywords, total=False):
     buffer_capacity: int
     """transitions kept; never more than the run has steps (≥ 1); default: 1000000"""
     batch_size: int
-    """transitions per update (≥ 1); default: 128"""
+    """transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128"""
     learning_starts: int
     """environment steps before the first update (≥ 0); default: by task"""
     train_frequency: int
@@ -1360,6 +1415,15 @@ class FQFKeywords(RunKeywords, total=False):
     initialisation: Literal["orthogonal", "xavier", "kaiming", "uniform"] | None
     """weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the algorithm's own;
     default: None"""
+    recurrent: Literal["lstm", "gru"] | None
+    """a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None: none; default:
+    None"""
+    recurrent_size: int
+    """units of the recurrent layer (≥ 1); default: 64"""
+    sequence_length: int
+    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    burn_in: int
+    """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
     """widths of the hidden layers (images: the last one is the number of features); default: [128, 128]"""
     learning_rate: float
@@ -1409,7 +1473,7 @@ class FQF(ManagedAlgorithm):
       paper; default: True
     - ``entropy_coef``: weight of the entropy that keeps fractions apart (≥ 0); default: 0.001
     - ``buffer_capacity``: transitions kept; never more than the run has steps (≥ 1); default: 1000000
-    - ``batch_size``: transitions per update (≥ 1); default: 128
+    - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``learning_starts``: environment steps before the first update (≥ 0); default: by task
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
     - ``initial_random_steps``: environment steps with uniformly random actions (≥ 0); default: by task
@@ -1428,6 +1492,11 @@ class FQF(ManagedAlgorithm):
       own; default: None
     - ``initialisation``: weights of hidden layers: orthogonal, xavier, kaiming or uniform (torch's own); None: the
       algorithm's own; default: None
+    - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
+      none; default: None
+    - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
     - ``learning_rate``: step size of Adam (> 0); default: 0.001
@@ -1821,7 +1890,7 @@ class PPGKeywords(RunKeywords, total=False):
     update_epochs: int
     """passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task"""
     minibatch_size: int
-    """samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task"""
+    """samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by task"""
     gamma: float
     """discount (≥ 0, ≤ 1); default: 0.99"""
     gae_lambda: float
@@ -1891,7 +1960,8 @@ class PPG(ManagedAlgorithm):
     - ``num_steps``: steps of each environment per rollout; by task: 2,048 over all environments for vectors, 128 each
       for images (≥ 1); default: by task
     - ``update_epochs``: passes over each rollout; by task: 10 for vectors, 4 for images (≥ 1); default: by task
-    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images (≥ 1); default: by task
+    - ``minibatch_size``: samples per update; by task: 64 for vectors, 256 for images or a memory (≥ 1); default: by
+      task
     - ``gamma``: discount (≥ 0, ≤ 1); default: 0.99
     - ``gae_lambda``: how far advantages look ahead: 0 one step, 1 the whole episode (≥ 0, ≤ 1); default: 0.95
     - ``target_kl``: skip the remaining passes once the policy has moved this far (> 0); default: None

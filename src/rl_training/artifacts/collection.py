@@ -73,7 +73,7 @@ def _load_replay(path: str | Path, config: TrainConfig, state: dict[str, Any]) -
     spec, factory = get_algorithm_spec(config.algo), EnvFactory(config.env_id, config.env_kwargs)
     options, plan = spec.options(config), spec.blueprint(config, factory, None, "cpu")
     run = Run(config, options, factory, plan.spaces, device=plan.device, callbacks=[])
-    loop: Any = spec.loop(run, spec.build(options, plan), options)
+    loop: Any = spec.loop_for(options, run.spaces)(run, spec.build(options, plan), options)
     try:
         if not isinstance(loop.replay, ReplayBuffer):
             raise DatasetError(f"the replay of {path} holds sequences of observations, not single transitions")

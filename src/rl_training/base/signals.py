@@ -32,7 +32,22 @@ class Stops:
         self._timer: threading.Timer | None = None
         self._expired = self._saving = False
         self._error: Exception | None = None
-        self.installed = False
+        self._before: dict[int, Any] = {}  # what handled the signals
+
+    @property
+    def installed(self) -> bool:
+        return bool(self._before)
+
+    def install(self) -> None:
+        asked = (signal.SIGINT, signal.SIGTERM)
+        taken = [number for number in SIGNALS if number in asked or signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self.handle) for number in taken}
+
+    def remove(self) -> None:
+        before, self._before = self._before, {}
+        self.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def handle(self, number: int, frame: Any) -> None:
         if self._error is not None:
@@ -96,18 +111,9 @@ def stop_signals(stop: Callable[[signal.Signals], None], *, grace: float | None 
     ``nohup``) stays ignored.
     """
     stops = Stops(stop, grace)
-    if threading.current_thread() is not threading.main_thread():
-        yield stops
-        return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = [n for n in SIGNALS if n in (signal.SIGINT, signal.SIGTERM) or before[n] is not signal.SIG_IGN]
-    for number in taken:
-        signal.signal(number, stops.handle)
-    stops.installed = True
+    if threading.current_thread() is threading.main_thread():
+        stops.install()
     try:
         yield stops
     finally:
-        stops.installed = False
-        stops.cancel()
-        for number in taken:
-            signal.signal(number, before[number])
+        stops.remove()

@@ -63,9 +63,10 @@ class PackedLayout:
         self.loose = {
             name: np.zeros((capacity, *shape), dtype) for name, (shape, dtype) in fields.items() if name not in packed
         }
-        self.columns = {**_columns(self.matrix, packed), **self.loose}  # by field: (capacity, ...), to be written into
         self._integers = [name for name, field in packed.items() if field.dtype != np.float32]
         self._unpack = _unpacker(packed)
+        views = self._unpack(torch.from_numpy(self.matrix), stored=True)
+        self.columns = {name: view.numpy() for name, view in views.items()} | self.loose  # to write into, by field
         self._target: _Target | None = None
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
@@ -151,14 +152,7 @@ class FrameLayout(PackedLayout):
 
     PARTS = ("packed", "loose", "frames")
 
-    def __init__(
-        self,
-        capacity: int,
-        fields: Mapping[str, Field],
-        stack: int,
-        *,
-        reuse: bool = False,
-    ) -> None:
+    def __init__(self, capacity: int, fields: Mapping[str, Field], stack: int, *, reuse: bool = False) -> None:
         room = capacity + capacity // 10 + 256
         if room > EXACT:
             raise ValueError(f"a replay buffer of images holds at most {EXACT:,} of them, not {room:,}")
@@ -168,7 +162,8 @@ class FrameLayout(PackedLayout):
 
     def encode(self, rows: Rows, evict: Evict) -> Rows:
         pairs, frames = [], self.frames
-        for stream, (obs, next_obs) in enumerate(zip(rows["obs"], rows["next_obs"])):
+        streams = rows.get("streams", range(len(rows["rewards"])))
+        for stream, obs, next_obs in zip(streams, rows["obs"], rows["next_obs"]):
             if frames.room < 2 * frames.stack:
                 self._make_room(evict)
             pairs.append(frames.add_transition(stream, obs, next_obs))
@@ -246,32 +241,23 @@ class _Target(NamedTuple):
     @classmethod
     def of(cls, array: np.ndarray, unpack: Callable[..., Tensors]) -> _Target:
         matrix = torch.from_numpy(array)
-        views, floats = unpack(matrix), unpack(matrix, integers=False)
+        views, floats = unpack(matrix), unpack(matrix, stored=True)
         pairs = [(floats[name].numpy(), view.numpy()) for name, view in views.items() if view.dtype == torch.int64]
         return cls(array, matrix, views, pairs)
 
 
-def _columns(matrix: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
-    """Views of a matrix (N, width) by field: (N, ...)."""
-    columns, start = {}, 0
-    for name, field in fields.items():
-        stop = start + field.width
-        columns[name] = matrix[:, start:stop].reshape(len(matrix), *field.shape) if field.shape else matrix[:, start]
-        start = stop
-    return columns
-
-
 def _unpacker(fields: Mapping[str, Field]) -> Callable[..., Tensors]:
-    """A function from a matrix of packed rows to tensors by field: views, but for integers, which are copies."""
+    """A function from a matrix of packed rows to tensors by field: views, but for integers, which are copies; with
+    ``stored``, views of all that is stored."""
     widths = [field.width for field in fields.values()]
     layout = [(name, field.shape, field.dtype != np.float32) for name, field in fields.items()]
 
-    def unpack(matrix: torch.Tensor, integers: bool = True) -> Tensors:
+    def unpack(matrix: torch.Tensor, stored: bool = False) -> Tensors:
         batch: Tensors = {}
         for (name, shape, integer), column in zip(layout, torch.split(matrix, widths, 1)):
-            if name != "truncations":  # no update needs them: they end n-step windows and go into exports
+            if stored or name != "truncations":  # no update needs them: they end n-step windows and go into exports
                 view = column if len(shape) == 1 else column.view(len(matrix), *shape)
-                batch[name] = view.long() if integer and integers else view
+                batch[name] = view.long() if integer and not stored else view
         return batch
 
     return unpack

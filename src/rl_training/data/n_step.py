@@ -38,15 +38,19 @@ class NStepWindow:
         self._open: list[list[_Open]] = []  # for each environment, oldest first
 
     def push(self, rows: Rows) -> Rows | None:
-        """One step of every environment in; transitions that are complete out, or None."""
-        count = len(rows["rewards"])
-        if not self._open:
+        """One step of every environment in, or of those that ``rows["streams"]`` names; transitions that are complete
+        out, or None."""
+        count, streams = len(rows["rewards"]), rows.get("streams")
+        if streams is not None:
+            self._open += [[] for _ in range(len(self._open), max(streams) + 1)]
+        elif not self._open:
             self._open = [[] for _ in range(count)]
-        if len(self._open) != count:
+        followed = self._open if streams is None else [self._open[stream] for stream in streams]
+        if len(followed) != count:
             raise ValueError(f"n-step returns follow {len(self._open)} environments, got rows of {count}")
         obs, actions = np.array(rows["obs"]), np.array(rows["actions"])  # copies: environments reuse their arrays
         complete: list[tuple[_Open, int]] = []
-        for i, pending in enumerate(self._open):
+        for i, pending in enumerate(followed):
             reward = float(rows["rewards"][i])
             for transition in pending:
                 transition.reward += transition.discount * reward

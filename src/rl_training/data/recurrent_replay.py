@@ -23,7 +23,7 @@ class RecurrentReplayBuffer:
     Every observation is stored once. Its row has the reward that arrived *with* it, whether it starts an episode,
     whether it is terminal, and the action taken *at* it; the last observation of an episode has a row of its own,
     without an action. A sequence may run from one episode into the next, whose first row is marked; it never joins two
-    environments.
+    environments. With ``hidden_size``, every row also has the recurrent state that its observation was met with.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class RecurrentReplayBuffer:
         action_dtype: Any = np.float32,
         device: str | torch.device = "cpu",
         *,
+        hidden_size: int | None = None,
         rng: Rng | None = None,
     ) -> None:
         rows = capacity // num_envs
@@ -56,7 +57,10 @@ class RecurrentReplayBuffer:
                 "episode_starts": np.zeros((num_envs, rows), np.float32),
                 "last": np.zeros((num_envs, rows), np.float32),
             }
+            if hidden_size is not None:
+                self._columns["states"] = np.zeros((num_envs, rows, hidden_size), np.float32)
         self.written = np.zeros(num_envs, np.int64)  # rows ever stored, of each environment
+        self._states: tuple[Any, Any] = (None, None)  # of the rows that are put next
         self.next_reward = np.zeros(num_envs, np.float32)  # arrived with the observation that is stored next
         self.next_starts = np.ones(num_envs, np.float32)  # whether that observation starts an episode
 
@@ -84,17 +88,28 @@ class RecurrentReplayBuffer:
         truncations: Any = None,
         episode_start: Any = None,
         env_index: int | None = None,
+        states: Any = None,
+        next_states: Any = None,
     ) -> None:
         """Store one step of environment ``env_index``, or of all of them, (N, ...).
 
-        An episode starts where the one before ended, or where ``episode_start`` is given and set.
+        An episode starts where the one before ended, or where ``episode_start`` is given and set. ``states`` are the
+        recurrent ones before the step, ``next_states`` those after it; None: zeros.
         """
         if env_index is not None:
+            self._take_states(*(None if x is None else {env_index: x} for x in (states, next_states)))
             start = None if episode_start is None else [episode_start]
             cut = None if truncations is None else [truncations]
             self._add([env_index], [obs], [actions], [rewards], [next_obs], [dones], cut, start)
         else:
+            self._take_states(states, next_states)
             self._add(range(self.num_envs), obs, actions, rewards, next_obs, dones, truncations, episode_start)
+
+    def _take_states(self, states: Any, next_states: Any) -> None:
+        """The recurrent states of the rows that are put next, by environment: of observations, and of last ones."""
+        if "states" not in self._columns and (states is not None or next_states is not None):
+            raise ValueError("the buffer holds no recurrent states: give hidden_size")
+        self._states = (states, next_states)
 
     def _add(
         self, envs: Any, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, cuts: Any, starts: Any
@@ -107,8 +122,10 @@ class RecurrentReplayBuffer:
             if dones[i] or (cuts is not None and cuts[i]):
                 self._end_episode(e, next_obs[i], float(dones[i]))
 
-    def cut(self, ended: np.ndarray, obs: np.ndarray) -> None:
-        """Truncate, at ``obs`` (N, ...), the episodes of environments that were lost, where ``ended`` (N,) is set."""
+    def cut(self, ended: np.ndarray, obs: np.ndarray, states: Any = None) -> None:
+        """Truncate, at ``obs`` (N, ...) with recurrent ``states``, the episodes of environments that were lost, where
+        ``ended`` (N,) is set."""
+        self._take_states(None, states)
         for e in np.flatnonzero(ended):
             if not self.next_starts[e]:
                 self._end_episode(int(e), obs[e], 0.0)
@@ -122,11 +139,15 @@ class RecurrentReplayBuffer:
         columns["obs"][e, row], columns["actions"][e, row] = obs, action
         columns["rewards"][e, row], columns["episode_starts"][e, row] = self.next_reward[e], self.next_starts[e]
         columns["dones"][e, row], columns["last"][e, row] = done, last
+        if "states" in columns:
+            given = self._states[int(last)]
+            columns["states"][e, row] = 0.0 if given is None else given[e]
         self.next_starts[e] = 0.0
         self.written[e] += 1
 
     def sample(self, n: int) -> Tensors:
-        """``n`` sequences, time first: obs, actions, rewards, dones, episode_starts and mask, each (T, n, ...)."""
+        """``n`` sequences, time first: obs, actions, rewards, dones, episode_starts and mask, each (T, n, ...); with
+        recurrent states, also the ``initial_state`` (n, S) of each sequence."""
         length = self.sequence_length
         first_rows = np.maximum(self.stored - length + 1, 0)  # number of rows at which a sequence can start
         total = int(first_rows.sum())
@@ -140,6 +161,8 @@ class RecurrentReplayBuffer:
         rows = (oldest[envs] + offset + np.arange(length)[:, None]) % self._rows
         names = ("obs", "actions", "rewards", "dones", "episode_starts")
         batch = {name: torch.from_numpy(self._columns[name][envs, rows]) for name in names}
+        if "states" in self._columns:
+            batch["initial_state"] = torch.from_numpy(self._columns["states"][envs, rows[0]])
         return {**to_device(batch, self._device), "mask": torch.ones(length, n, device=self._device)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,9 @@ class ReplayBuffer:
         extra = self.EXTRA if self._window is None else (*self.EXTRA, "discounts")
         fields = transition_fields(obs, action, extra)
         images = len(obs.shape) in (1, 3) and obs.dtype == np.uint8  # or rows of parts, images among them
-        self._layout: PackedLayout
+        layout = partial(FrameLayout, stack=frames) if images and share_frames else PackedLayout
         with enough_memory(f"a replay buffer of {capacity:,} transitions"):
-            if images and share_frames:
-                self._layout = FrameLayout(capacity, fields, frames, reuse=reuse)
-            else:
-                self._layout = PackedLayout(capacity, fields, reuse=reuse)
+            self._layout: PackedLayout = layout(capacity, fields, reuse=reuse)
 
     def __len__(self) -> int:
         return self.size
@@ -76,21 +74,29 @@ class ReplayBuffer:
         """Whether every row stands for itself: a transition of one step, whose images are no other row's too."""
         return self._window is None and not isinstance(self._layout, FrameLayout)
 
-    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
-        """Append one row or many; every value has the same leading length."""
+    def add(
+        self,
+        *,
+        obs: Any,
+        actions: Any,
+        rewards: Any,
+        next_obs: Any,
+        dones: Any,
+        truncations: Any = None,
+        streams: Any = None,
+    ) -> None:
+        """Append one row or many; every value has the same leading length. ``streams``: the numbers of the rows'
+        environments, where a step is not one of all of them."""
         rewards = np.asarray(rewards)
-        rows: Rows = {
-            "obs": obs,
-            "actions": actions,
-            "rewards": rewards,
-            "next_obs": next_obs,
-            "dones": dones,
-            "truncations": np.zeros(rewards.shape) if truncations is None else truncations,
-        }
+        rows: Rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs, "dones": dones}
+        rows["truncations"] = np.zeros(rewards.shape) if truncations is None else truncations
         if rewards.ndim == 0:
             rows = {name: np.asarray(value)[None] for name, value in rows.items()}
+        if streams is not None:
+            rows["streams"] = streams
         rows = self._layout.encode(rows, self._evict_oldest)
         complete = rows if self._window is None else self._window.push(rows)
+        rows.pop("streams", None)
         if complete is not None:
             self._store(complete)
 

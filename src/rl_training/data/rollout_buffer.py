@@ -134,7 +134,8 @@ class RolloutBuffer:
 
     def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Tensors]:
         """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
-        rows, size = self._flat(), self.num_steps * self.num_envs
+        rows = self._flat()
+        size = len(rows["values"])
         if shuffle:
             rows["order"] = torch.from_numpy(self.rng.generator.permutation(size))
         rows = to_device(rows, self._device)

@@ -20,6 +20,7 @@ from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
 from rl_training.envs.options import EnvOptions
 from rl_training.envs.replay import changed_arguments, replayable
+from rl_training.envs.seats import Seats
 from rl_training.envs.spaces import Spaces
 from rl_training.envs.vector import VectorEnvs
 from rl_training.envs.workers import Workers, make_workers
@@ -250,10 +251,14 @@ class Collector:
             if not self.episodes and self._log_info:
                 self._warn_of_missing(info)
             self.episodes += 1
-            self.recent.append(Episode(self._returns[i], self._lengths[i], numbers))
+            self.recent.append(self._finished(i, numbers))
             if self._on_episode is not None:
                 self._on_episode(self.recent[-1]._replace(env_index=i, env_kwargs=self._envs[i].env_kwargs))
         self._begin_all(ended)
+
+    def _finished(self, i: int, numbers: Mapping[str, float]) -> Episode:
+        """The episode that row ``i`` has finished."""
+        return Episode(self._returns[i], self._lengths[i], numbers)
 
     def _warn_of_missing(self, info: Any) -> None:
         missing = [name for name in self._log_info if not only(info, [name])]
@@ -303,21 +308,26 @@ class Collector:
         if self._workers is not None:
             self._workers.send()
         self.lost = np.zeros(len(self._envs), np.float32)
-        for i, (slot, one) in enumerate(zip(self._envs, envs)):
-            try:
-                obs, self._returns[i], self._lengths[i] = slot.replay(one["actions"])
-                self.obs[i] = obs if self._encode is None else self._encode(obs)
-                self.lost[i], why = not np.array_equal(self.obs[i], self.lost_at[i]), ""
-            except Exception as error:  # an episode that ended sooner this time may refuse further steps
-                self.lost[i], why = 1.0, f" ({raised(error)})"
-            if self.lost[i]:
-                warnings.warn(
-                    f"environment {i} cannot be rebuilt from its seed and actions{why}: it starts a new episode, "
-                    "and the resumed run will differ from an uninterrupted one",
-                    stacklevel=2,
-                )
-                self._begin(i)
+        whys = [self._replay(i, one["actions"]) for i, one in enumerate(envs)]
+        self._begin_lost(whys)
         self._changed = bool(self.env_kwargs) or any(slot.env_kwargs for slot in self._envs)
+
+    def _replay(self, i: int, actions: Any) -> str:
+        """Repeat the saved actions of an unfinished episode; returns why that failed, where it is known."""
+        try:
+            obs, self._returns[i], self._lengths[i] = self._envs[i].replay(actions)
+            self.obs[i] = obs if self._encode is None else self._encode(obs)
+            self.lost[i] = not np.array_equal(self.obs[i], self.lost_at[i])
+        except Exception as error:  # an episode that ended sooner this time may refuse further steps
+            self.lost[i] = 1.0
+            return f" ({raised(error)})"
+        return ""
+
+    def _begin_lost(self, whys: Sequence[str]) -> None:
+        """Begin anew where an episode was lost."""
+        for i in np.flatnonzero(self.lost).tolist():
+            _warn_of_lost(i, whys[i])
+            self._begin(i)
 
     def close(self) -> None:
         if self._workers is not None:
@@ -325,6 +335,14 @@ class Collector:
             return
         for slot in self._envs:
             slot.env.close()
+
+
+def _warn_of_lost(i: int, why: str) -> None:
+    warnings.warn(
+        f"environment {i} cannot be rebuilt from its seed and actions{why}: it starts a new episode, "
+        "and the resumed run will differ from an uninterrupted one",
+        stacklevel=5,
+    )
 
 
 def _in_this_process(factory: EnvFactory, first: Any, num_envs: int, seed: int) -> list[Any]:
@@ -335,15 +353,14 @@ def _in_this_process(factory: EnvFactory, first: Any, num_envs: int, seed: int) 
 
 def _elsewhere(
     factory: EnvFactory, first: Any, num_envs: int, seed: int, backend: str, workers: int | None, info: Sequence[str]
-) -> Workers | VectorEnvs | None:
-    """What steps environments together, in workers or in a VectorEnv; None where each is stepped in this process."""
-    vector = factory.vector(first, backend)
-    if vector is None and backend == "local":
-        return None
+) -> Workers | VectorEnvs | Seats | None:
+    """What steps rows together: workers, a VectorEnv, or parallel environments; None where each is stepped in this
+    process."""
+    together = factory.together(first, num_envs, seed, backend)
+    if together is not None or backend == "local":
+        return together
     spaces = Spaces.of(first)
     first.close()
-    if vector is not None:
-        return VectorEnvs(vector, num_envs, seed, factory.watchdog, own=vector is not factory.source)
     return make_workers(backend, factory, spaces, num_envs, seed, workers=workers, info=info)
 
 

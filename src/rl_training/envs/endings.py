@@ -23,6 +23,7 @@ class Episode(NamedTuple):
     info: Mapping[str, float] = {}  # numbers of its last info: its success, and those that ``log_info`` names
     env_index: int = 0
     env_kwargs: Mapping[str, Any] = {}  # what a curriculum had changed when it began
+    agents: Mapping[str, float] = {}  # of a parallel environment: the returns of agents, by name
 
     @property
     def success(self) -> float | None:
@@ -30,21 +31,24 @@ class Episode(NamedTuple):
         return next((self.info[name] for name in SUCCESS if name in self.info), None)
 
     def saved(self) -> list[Any]:
-        """Return, length and, if there are any, the numbers: what the means over recent episodes are made of."""
-        return [self.episode_return, self.length, *([dict(self.info)] if self.info else [])]
+        """Return, length and, if there are any, the numbers and agents' returns: what the means over recent episodes
+        are made of."""
+        more = [dict(self.info), dict(self.agents)] if self.agents else [dict(self.info)] if self.info else []
+        return [self.episode_return, self.length, *more]
 
     @classmethod
     def restored(cls, saved: Any) -> Episode:
         """The episode of a saved state."""
-        if not isinstance(saved, list | tuple) or len(saved) not in (2, 3):
+        if not isinstance(saved, list | tuple) or len(saved) not in (2, 3, 4):
             raise StateError("holds what is not a return and a length", "recent")
         parts = Saved({"return": saved[0], "length": saved[1]}, ("return", "length"))
-        info = saved[2] if len(saved) == 3 else {}
-        numbers = Saved(info, (), info)
+        info, agents = [*saved[2:], {}, {}][:2]
+        numbers, returns = Saved(info, (), info), Saved(agents, (), agents)
         return cls(
             parts.number("return", finite=False),
             parts.count("length"),
             {name: numbers.number(name, finite=False) for name in info},
+            agents={name: returns.number(name, finite=False) for name in agents},
         )
 
 
@@ -69,10 +73,12 @@ def last_numbers(info: Any, wanted: Sequence[str]) -> dict[str, float]:
 
 
 def mean_numbers(episodes: Iterable[Episode], wanted: Sequence[str], prefix: str = "") -> dict[str, float]:
-    """Means over episodes, by the names of their metrics: ``success_rate``, and ``info/name`` of those ``wanted``. An
-    episode without a number does not count for it."""
+    """Means over episodes, by the names of their metrics: ``success_rate``, ``info/name`` of those ``wanted``, and
+    ``agent_return/name`` where there are several agents. An episode without a number does not count for it."""
     values: dict[str, list[float]] = {}
     for episode in episodes:
+        for name, agent_return in episode.agents.items():
+            values.setdefault(f"{prefix}agent_return/{name}", []).append(agent_return)
         if episode.info:
             if episode.success is not None:
                 values.setdefault(f"{prefix}success_rate", []).append(episode.success)

@@ -18,10 +18,22 @@ from rl_training.base.modules import import_named
 from rl_training.base.options import ConfigError
 from rl_training.envs.copying import copy_env
 from rl_training.envs.custom import wrapped
+from rl_training.envs.multi_agent import (
+    NAMED_SO,
+    Game,
+    MultiAgentEnv,
+    ParallelEnv,
+    is_multi_agent,
+    made_parallel,
+    makes_parallel,
+    parallel_name,
+    require_plain_wrappers,
+)
 from rl_training.envs.options import EnvOptions, PartsOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.parts import packed
+from rl_training.envs.seats import Seats
 from rl_training.envs.spaces import CHANNELS, Spaces
-from rl_training.envs.vector import OneOfVector, another_one, check_vector, one_of
+from rl_training.envs.vector import OneOfVector, VectorEnvs, another_one, check_vector, one_of
 from rl_training.envs.watchdog import Watchdog
 from rl_training.envs.wrappers import (
     AtariPreprocessing,
@@ -32,7 +44,7 @@ from rl_training.envs.wrappers import (
     layers,
 )
 
-EnvSource = str | gym.Env | VectorEnv | Callable[[], gym.Env | VectorEnv]
+EnvSource = str | gym.Env | VectorEnv | ParallelEnv | Callable[[], gym.Env | VectorEnv | ParallelEnv]
 
 __all__ = ["EnvFactory", "EnvSource", "env_name", "has_time_limit", "time_limit_of"]
 
@@ -89,13 +101,41 @@ class EnvFactory:
         env = self._make(training)
         return env if self.watchdog is None else self.watchdog.wrap(env, training=training)
 
-    def vector(self, first: gym.Env, backend: str) -> VectorEnv | None:
-        """The VectorEnv to train in, if the source makes or is one, and ``first`` is one of its environments."""
+    def together(self, first: gym.Env, num_envs: int, seed: int, backend: str) -> VectorEnvs | Seats | None:
+        """What steps several rows of a run at once, if the source makes or is such a thing, of which ``first`` is an
+        environment: a VectorEnv, or parallel environments."""
+        if isinstance(first.unwrapped, MultiAgentEnv):
+            first.close()
+            return self._seats(num_envs, seed, backend)
         if not any(isinstance(layer, OneOfVector) for layer in layers(first)):
             return None
         made: Any = self.source if isinstance(self.source, VectorEnv) else _made_by(self.source)
         check_vector(made, first, self.name, parse_env_kwargs(self.env_kwargs, training=True)[0], backend)
-        return made  # type: ignore[no-any-return]
+        first.close()
+        return VectorEnvs(made, num_envs, seed, self.watchdog, own=made is not self.source)
+
+    def _seats(self, num_envs: int, seed: int, backend: str) -> Seats:
+        if backend != "local":
+            problem = f"{self.name} has several agents, and is stepped in the run's own process: take local"
+            raise ConfigError([(("execution_backend",), problem)])
+        spaces, first = self.spaces(), self.make(training=True)
+        try:
+            action_space: Any = first.action_space
+        finally:
+            first.close()
+        return Seats(lambda: self.game(training=True), action_space, spaces.agents, num_envs, seed, self.watchdog)
+
+    def game(self, *, training: bool) -> Game:
+        """A new parallel environment, to be played."""
+        env = self.make(training=training)
+        return Game(env, time_limit_of(env))
+
+    def require_one_agent(self, who: str) -> None:
+        """Refuse a parallel environment."""
+        agents = self.spaces().agents
+        if agents:
+            text = f"{who} takes environments with one agent, and {self.name} has {len(agents)}; ppo, dqn, qr_dqn, iqn"
+            raise ValueError(f"{text} and fqf train them with one shared policy")
 
     def make_changed(self, env_kwargs: dict[str, Any]) -> gym.Env:
         """A new training environment in which some arguments differ."""
@@ -107,6 +147,8 @@ class EnvFactory:
         base = partial(_base_env, self.source, options, kwargs, self.render)
         env = Remade(base) if options.remake else base()
         wrappers = options.wrappers
+        if isinstance(env.unwrapped, MultiAgentEnv):
+            require_plain_wrappers(wrappers, self.name)
         if wrappers.atari is not None:
             env = AtariPreprocessing(env, **wrappers.atari.model_dump(exclude={"frame_stack"}))
             if options.max_episode_steps is not None:  # in steps of the agent, not frames of the emulator
@@ -129,6 +171,8 @@ def env_name(env: Any) -> str:
     spec = getattr(env, "spec", None)
     if spec is not None:
         return str(spec.id)
+    if is_multi_agent(env):
+        return parallel_name(env)
     inner = env if isinstance(env, type) else getattr(env, "unwrapped", env)
     return str(getattr(inner, "__name__", type(inner).__name__)).replace("<lambda>", "custom")
 
@@ -146,8 +190,8 @@ def time_limit_of(env: gym.Env) -> int | None:
 
 
 def has_time_limit(env: gym.Env) -> bool:
-    """Whether episodes are known to be truncated some time; ALE counts frames itself."""
-    return time_limit_of(env) is not None or hasattr(env.unwrapped, "ale")
+    """Whether episodes are known to be truncated some time; ALE counts frames itself, PettingZoo's count cycles."""
+    return time_limit_of(env) is not None or hasattr(env.unwrapped, "ale") or hasattr(env.unwrapped, "max_cycles")
 
 
 def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any], render: bool) -> gym.Env:
@@ -158,16 +202,16 @@ def _base_env(source: EnvSource, options: EnvOptions, kwargs: dict[str, Any], re
         raise ConfigError([((name,), "belongs to gym.make, but the environment was given as it is") for name in kwargs])
     if isinstance(source, VectorEnv):
         env: gym.Env = another_one(source) or one_of(source, source)
+    elif is_multi_agent(source):
+        env = MultiAgentEnv.copy_of(source, render=render)
     else:
         env = copy_env(source, render=render) if isinstance(source, gym.Env) else _from_function(source)
-    if limit is None:
-        return env
     own = time_limit_of(env)
-    if own is not None and own < limit:
+    if limit is not None and own is not None and own < limit:
         raise ConfigError(
             [(("env_kwargs", "max_episode_steps"), f"the environment was given with a time limit of {own} of its own")]
         )
-    return gym.wrappers.TimeLimit(env, limit)
+    return _limited(env, limit)
 
 
 def _arguments(env_id: str, options: EnvOptions, kwargs: dict[str, Any], render: bool) -> dict[str, Any]:
@@ -193,7 +237,7 @@ def _from_function(make: Any) -> gym.Env:
     if known is not None:
         return known
     env = _made_by(make)
-    if not isinstance(env, VectorEnv):
+    if isinstance(env, gym.Env):
         return env
     try:
         return one_of(env, make)
@@ -204,25 +248,29 @@ def _from_function(make: Any) -> gym.Env:
 def _made_by(make: Any) -> gym.Env | VectorEnv:
     """A new environment, or a new VectorEnv."""
     env = make()
-    if not isinstance(env, gym.Env | VectorEnv):
+    if not isinstance(env, gym.Env | VectorEnv) and not is_multi_agent(env):
         raise ValueError(f"the environment factory gave {type(env).__name__}, not a gymnasium.Env")
-    base = env.unwrapped
+    base = getattr(env, "unwrapped", env)
     if _made.get(id(base)) is base:
         raise ValueError(
             f"{env_name(make)} gave the same environment twice; it must make a new one each time (an object is copied, "
             "if it is passed itself)"
         )
     _made[id(base)] = base
-    return env
+    return env if isinstance(env, gym.Env | VectorEnv) else made_parallel(env)
 
 
 def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
     if env_id.startswith("ALE/"):
         _register_games(env_id)
-    module, colon, _ = env_id.partition(":")
+    module, colon, name = env_id.partition(":")
     try:
-        if colon:
-            _register_names(import_named(module), env_id.partition(":")[2])
+        home = import_named(module) if colon else None
+        make = getattr(home, name, None)
+        if make is not None and makes_parallel(make, name):
+            return _limited(made_parallel(make(**kwargs)), limit)
+        if home is not None:
+            _register_names(home, name)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
@@ -231,14 +279,21 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
     return env
 
 
+def _limited(env: gym.Env, limit: int | None) -> gym.Env:
+    return env if limit is None else gym.wrappers.TimeLimit(env, limit)
+
+
 def _hint(env_id: str, error: Exception) -> str:
-    """What helps where an environment of a package that we know cannot be made; else nothing."""
+    """What helps where an environment of a known package, or what a module names, cannot be made; else nothing."""
     unknown = isinstance(error, gym.error.Error)
+    module, _, name = env_id.partition(":")
+    if unknown and callable(getattr(sys.modules.get(module), name or " ", None)):
+        return f"; {module} has {name}, and what it makes is taken by name if it {NAMED_SO}"
     if env_id.startswith("gymnasium_robotics:") and not unknown:
         return "; pip install 'rl_training[robotics]' brings these robots, and a MuJoCo that they work with"
-    for package, module, names in HOMES if unknown and ":" not in env_id else ():
+    for package, home, names in HOMES if unknown and ":" not in env_id else ():
         if env_id.startswith(names):
-            return f"; {package} has it as {module}:{env_id}"
+            return f"; {package} has it as {home}:{env_id}"
     return ""
 
 

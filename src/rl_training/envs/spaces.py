@@ -57,6 +57,7 @@ class Spaces:
     frames: int = 1  # images that an image observation stacks
     raw: Any = None  # the space of observations that were flattened to vectors, as the environment gives them
     parts: Parts | None = None  # of observations that the environment gives as several parts, or in another form
+    agents: tuple[str, ...] = ()  # of a parallel environment, all of which have these spaces; a row for each
 
     @classmethod
     def of(cls, env: gym.Env) -> Spaces:
@@ -76,6 +77,7 @@ class Spaces:
             "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
+            "agents": getattr(env.unwrapped, "agent_names", ()),
         }
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
@@ -186,7 +188,7 @@ class Spaces:
 
     def matches(self, other: Spaces) -> bool:
         """Whether an agent that was made for these spaces can go on in the others, bounds of actions included."""
-        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts")]
+        names = [name for name in type(self).__dataclass_fields__ if name not in ("raw", "parts", "agents")]
         same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
         return same and (not (self.mixed or other.mixed) or self.parts == other.parts)
 

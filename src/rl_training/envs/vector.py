@@ -8,11 +8,10 @@ NEXT_STEP an environment spends a step on its reset, which is no transition whil
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +25,7 @@ from rl_training.envs.options import EnvOptions, WrapperOptions
 from rl_training.envs.replay import episode_seed, played_actions, require_actions, saved_actions
 from rl_training.envs.watchdog import Watchdog
 
-__all__ = ["OneOfVector", "VectorEnvs", "VectorPlace", "another_one", "check_vector", "one_of"]
+__all__ = ["OneOfVector", "Together", "VectorEnvs", "VectorPlace", "another_one", "check_vector", "one_of"]
 
 Single = Callable[[], gym.Env]
 _singles: weakref.WeakKeyDictionary[Any, Single] = weakref.WeakKeyDictionary()  # by what makes the VectorEnv
@@ -65,10 +64,25 @@ def another_one(source: Any) -> OneOfVector | None:
     return None if known is None else OneOfVector(known())
 
 
-class VectorPlace:
-    """One environment of a VectorEnv, as a ReplayableEnv: results come from a step of all."""
+class Together(Protocol):
+    """What steps several rows of a run at once: a VectorEnv, or a parallel environment with its agents."""
 
-    def __init__(self, envs: VectorEnvs, index: int, key: tuple[int, int]) -> None:
+    exact: bool  # whether episodes can be repeated
+    action_space: gym.Space[Any]  # of one row
+
+    def result(self, i: int) -> Any: ...
+
+    def first(self, i: int) -> Any: ...
+
+    def replayed(self, i: int) -> tuple[Any, float, int]: ...
+
+    def forget(self) -> None: ...
+
+
+class VectorPlace:
+    """One row of what steps several together, as a ReplayableEnv: results come from a step of all."""
+
+    def __init__(self, envs: Together, index: int, key: tuple[int, int]) -> None:
         self._envs, self._index, self._key = envs, index, key
         self.episode = -1
         self.actions: list[Any] = []
@@ -98,7 +112,7 @@ class VectorPlace:
         saved = Saved(state, ("episode", "actions"))
         episode = saved.count("episode")
         if saved["actions"] is not None:
-            require_actions(saved["actions"], self._envs.vector.single_action_space)
+            require_actions(saved["actions"], self._envs.action_space)
         self.episode, self.actions = episode, played_actions(saved["actions"])
         self._envs.forget()
 
@@ -118,6 +132,7 @@ class VectorEnvs:
             raise ConfigError([(("num_envs",), f"is {num_envs}, and the VectorEnv has {vector.num_envs} environments")])
         self.vector, self._watchdog, self._own = vector, watchdog, own
         self.exact = mode is AutoresetMode.DISABLED
+        self.action_space = vector.single_action_space
         self.envs = [VectorPlace(self, i, (seed, i)) for i in range(num_envs)]
         self._actions: Any = None
         self._results: list[Any] = []
@@ -234,14 +249,9 @@ class VectorEnvs:
         return [failed.get(i, (obs[i].copy(), total, lengths[i])) for i, total in enumerate(found)]
 
     def _call(self, doing: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        dog = self._watchdog
-        if dog is None:
+        if self._watchdog is None:
             return call(*args, **kwargs)
-        dog.history, dog.doing, dog.began = {**self.envs[0].history(), "training": True}, doing, time.monotonic()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            dog.began = float("inf")
+        return self._watchdog.call({**self.envs[0].history(), "training": True}, doing, call, *args, **kwargs)
 
 
 def check_vector(vector: VectorEnv, single: gym.Env, name: str, options: EnvOptions, backend: str) -> None:

@@ -32,6 +32,14 @@ class Watchdog:
         """The environment, watched."""
         return _Watched(env, self, training)
 
+    def call(self, history: History, doing: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call, watched; ``history`` led to it."""
+        self.history, self.doing, self.began = history, doing, time.monotonic()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.began = math.inf
+
     def incident(self) -> dict[str, Any]:
         """What led to the call under way."""
         return incident(self.history, training=self.history["training"])
@@ -68,21 +76,13 @@ class _Watched(gym.Wrapper[Any, Any, Any, Any]):
         self._watchdog, self._training, self._episode = watchdog, training, -1
         self._history: History = {}
 
-    def _call(self, doing: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        dog = self._watchdog
-        dog.history, dog.doing, dog.began = self._history, doing, time.monotonic()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            dog.began = math.inf
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self._episode += 1
         where = {"training": self._training, "episode": self._episode, "seed": seed}
         self._history = {**where, "actions": [], "exact": seed is not None}
-        return self._call("reset", self.env.reset, seed=seed, options=options)
+        return self._watchdog.call(self._history, "reset", self.env.reset, seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         if self._history:
             self._history["actions"].append(action)
-        return self._call("step", self.env.step, action)
+        return self._watchdog.call(self._history, "step", self.env.step, action)

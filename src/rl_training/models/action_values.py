@@ -71,7 +71,7 @@ class FractionQuantileMeans(ActionValues):
         return values
 
     def on_tensors(self, network: Any, obs: torch.Tensor) -> torch.Tensor:
-        first = obs if isinstance(obs, torch.Tensor) else obs[0]  # an export hands over the parts of rows
+        first = obs[0] if isinstance(obs, tuple) else obs  # an export hands over the parts of rows
         taus = to_device({"taus": self.midpoints[None]}, first.device)["taus"]
         return quantiles_at(network, obs, taus).mean(-1)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.watch import watch
+from rl_training.models.memory import Memory, RecurrentTrunk, Sequences, numpy_step
 from rl_training.models.mlp import EnsembleLinear, EnsembleMLP, Linear
 from rl_training.models.mlp_iqn_network import ImplicitQuantiles
 from rl_training.models.mlp_q_network import DuelingHead
@@ -51,12 +52,15 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 @torch.no_grad()
-def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
-    """Call ``function`` with the arrays as tensors on the network's device.
+def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Any) -> Any:
+    """Call ``function`` with the arrays (the first may be ``Sequences`` of them) as tensors on the network's device.
 
     The result is an array, or a tuple of arrays if the function returns several tensors.
     """
-    y = function(*arrays_to_device(device_of(network), *arrays))
+    device = device_of(network)
+    if isinstance(arrays[0], Sequences):
+        return arrays[0].through(device, function, *arrays[1:])
+    y = function(*arrays_to_device(device, *arrays))
     return to_host(*y) if isinstance(y, tuple) else to_host(y)[0]
 
 
@@ -232,6 +236,24 @@ def _dueling(head: DuelingHead) -> list[Layer] | None:
     return [forward]
 
 
+def _remembering(trunk: RecurrentTrunk) -> list[Layer] | None:
+    encoder, memories = numpy_layers(trunk.encoder), trunk.parts()
+    kept = all(ordinary(one, Memory) and not overridden(one) for one in memories)
+    if encoder is None or not kept or not all(ordinary(one.layer, nn.LSTM, nn.GRU) for one in memories):
+        return None
+    steps, edges = [numpy_step(one) for one in memories], np.cumsum([one.state_size for one in memories])[:-1]
+
+    def forward(given: Any, rng: np.random.Generator | None, out: np.ndarray | None) -> np.ndarray:
+        features = through(encoder, given.rows, rng)
+        towers = [features] if len(steps) == 1 else features
+        states = [step(x, state) for step, x, state in zip(steps, towers, np.split(given.carry, edges, -1))]
+        given.after = np.concatenate(states, -1)
+        outputs = [state[:, : one.size] for one, state in zip(memories, states)]
+        return outputs[0] if len(outputs) == 1 else np.stack(outputs)
+
+    return [forward]
+
+
 def _ensemble_linear(layer: EnsembleLinear) -> list[Layer]:
     weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
 
@@ -283,6 +305,7 @@ _LAYERS: dict[type, Callable[[Any], list[Layer] | None]] = {
     NoisyLinear: _noisy_linear,
     DuelingHead: _dueling,
     EnsembleLinear: _ensemble_linear,
+    RecurrentTrunk: _remembering,
     nn.ReLU: _relu,
     nn.Tanh: _tanh,
     nn.LeakyReLU: _leaky_relu,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,10 @@ class Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return super().forward(x)
+        return self._fusible(x)
+
+    def _fusible(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as operations that the compiler fuses, or hands to the same kernel as eager layers."""
         if self.out_features <= FEW:
             return (x[..., None, :] * self.weight).sum(-1) + self.bias
         if x.ndim > 2:
@@ -136,13 +141,8 @@ def ensemble_mlp(
 ) -> EnsembleMLP:
     """E independent perceptrons; with ``layer_norm``, every hidden layer is normalised before its activation."""
 
-    def norm(width: int) -> nn.Module:
-        return EnsembleLayerNorm(members, width)
-
-    layers = _stack(
-        sizes, lambda i, o: EnsembleLinear(members, i, o), activation, activate_last, norm if layer_norm else None
-    )
-    return EnsembleMLP(*layers)
+    norm = partial(EnsembleLayerNorm, members) if layer_norm else None
+    return EnsembleMLP(*_stack(sizes, partial(EnsembleLinear, members), activation, activate_last, norm))
 
 
 def _stack(
@@ -163,15 +163,12 @@ def _stack(
 def orthogonal_(module: nn.Module, gain: float) -> None:
     """Orthogonal weights and zero biases in every linear or convolutional layer, member by member in an ensemble."""
     for layer in module.modules():
-        if isinstance(layer, EnsembleLinear):
-            for weight in layer.weight.data:  # (in, out): orthogonal up to transposition
+        if isinstance(layer, EnsembleLinear | nn.Linear | nn.Conv2d):
+            members = layer.weight.data if isinstance(layer, EnsembleLinear) else [layer.weight]  # (in, out) each
+            for weight in members:  # orthogonal up to transposition
                 nn.init.orthogonal_(weight, gain)
-        elif isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain)
-        else:
-            continue
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def xavier_(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from rl_training.base.devices import arrays_to_device, to_host
 from rl_training.base.parts import Parts
 from rl_training.models.heads import Categorical, DiagonalGaussian, Head
 from rl_training.models.host import MOST_ROWS, HostFunction, numpy_layers, overridden, through, with_arrays
+from rl_training.models.memory import MemorySize, RecurrentTrunk
 from rl_training.models.mlp import ensemble_mlp, mlp, orthogonal_
 from rl_training.models.trunks import Observed, features, observed
 
@@ -63,9 +64,11 @@ class MLPActorCritic(nn.Module):
         initial_log_std: float = 0.0,
         towers: int | None = None,
         head_sizes: tuple[int, ...] = (),
+        memory: MemorySize | None = None,
     ) -> None:
         """``towers``: 1 trunk for both, or 2 of them (None: 2 for vectors, 1 for images); ``head_sizes``: layers
-        between the features of images and the outputs."""
+        between the features of images and the outputs; ``memory``: a recurrent layer at the end of every trunk, whose
+        network takes ``Sequences`` in place of observations."""
         super().__init__()
         if head is None:
             if action_dim is None:
@@ -74,6 +77,7 @@ class MLPActorCritic(nn.Module):
         shape = observed(obs_dim, obs_shape, obs_parts)
         self.head = head
         self.trunk: nn.Module
+        both = False
         if isinstance(shape, Parts) or len(shape) == 3:
             self.trunk, width = _shared_trunk(shape, hidden_sizes, head_sizes, towers or 1)
         else:
@@ -82,6 +86,8 @@ class MLPActorCritic(nn.Module):
             self.trunk = (ensemble_mlp(2, sizes, nn.Tanh, activate_last=True) if both
                           else mlp(sizes, nn.Tanh, activate_last=True))  # fmt: skip
         orthogonal_(self.trunk, 2**0.5)
+        if memory is not None:
+            self.trunk, width = RecurrentTrunk(self.trunk, width, memory, towers=1 + both), memory.size
         dim = head.dim if isinstance(head, DiagonalGaussian) else None
         self.policy_head = nn.Linear(width, head.size if dim is None else dim)
         self.value_head = nn.Linear(width, 1)

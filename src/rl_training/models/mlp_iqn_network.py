@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from rl_training.base.parts import Parts
+from rl_training.models.memory import MemorySize
 from rl_training.models.mlp import Linear
 from rl_training.models.mlp_q_network import epsilon_greedy, q_head
 from rl_training.models.noisy import NoisyLinear
-from rl_training.models.trunks import encoder, observed
+from rl_training.models.trunks import encoder, observed, remembering
 
 __all__ = ["ImplicitQuantiles", "MLPIQNetwork", "midpoints", "quantiles_at"]
 
@@ -42,11 +43,13 @@ class ImplicitQuantiles(nn.Module):
         obs_parts: Parts | None = None,
         dueling: bool = False,
         noisy: bool = False,
+        memory: MemorySize | None = None,
     ) -> None:
         super().__init__()
         self.action_dim, self.num_quantiles, self.embedding_dim = action_dim, num_quantiles, embedding_dim
         shape = observed(obs_dim, obs_shape, obs_parts)
-        self.encoder, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
+        observing, width, head_sizes = encoder(shape, tuple(hidden_sizes), linear=NoisyLinear if noisy else Linear)
+        self.encoder, width = remembering(observing, width, memory)
         self.width = width
         self.embedding = nn.Sequential(Linear(embedding_dim, width), nn.ReLU())
         self.head = q_head(width, head_sizes, action_dim, 1, dueling=dueling, noisy=noisy)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from rl_training.base.parts import Parts
+from rl_training.models.memory import MemorySize
 from rl_training.models.mlp import Linear, mlp
 from rl_training.models.noisy import NoisyLinear
-from rl_training.models.trunks import encoder, features, observed
+from rl_training.models.trunks import encoder, features, observed, remembering
 
 __all__ = ["DuelingHead", "MLPQNetwork", "epsilon_greedy", "q_head"]
 
@@ -55,7 +56,7 @@ class MLPQNetwork(nn.Module):
     """Q(s, ·) for every action: (B, A). Images (uint8, channel first) go through the convolutional trunk.
 
     Dueling: the last hidden layer exists twice, for values and for advantages. Noisy: every linear layer is a
-    NoisyLinear.
+    NoisyLinear. Memory: a recurrent layer before the output (dueling: before the last hidden layer).
     """
 
     REPLACED: ClassVar[tuple[str, ...]] = ("forward", "act")  # by numpy, in acting
@@ -71,15 +72,18 @@ class MLPQNetwork(nn.Module):
         dueling: bool = False,
         noisy: bool = False,
         atoms: int = 1,
+        memory: MemorySize | None = None,
     ) -> None:
         super().__init__()
         shape, hidden = observed(obs_dim, obs_shape, obs_parts), tuple(hidden_sizes)
         linear = NoisyLinear if noisy else Linear
         head_sizes: tuple[int, ...] = ()
+        trunk: nn.Module
         if dueling:
             trunk, width, head_sizes = encoder(shape, hidden, linear=linear)
         else:
             trunk, width = features(shape, hidden, linear=linear)
+        trunk, width = remembering(trunk, width, memory)
         head = q_head(width, head_sizes, action_dim, atoms, dueling=dueling, noisy=noisy)
         self.body = nn.Sequential(trunk, head)
 

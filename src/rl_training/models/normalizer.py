@@ -66,10 +66,12 @@ class ObservationNormalizer(HostBuffers):
 
     def _set(self, mean: torch.Tensor, inverse_std: torch.Tensor) -> None:
         """Take over what ``forward`` scales by, in one transfer."""
-        if self.mean.device.type == "cpu":  # at every step of a run: nothing to pack
-            self.mean.copy_(mean)
-            self.inverse_std.copy_(inverse_std)
-            return
+        if self.mean.device.type != "cpu":
+            return self._set_elsewhere(mean, inverse_std)
+        self.mean.copy_(mean)  # at every step of a run: nothing to pack
+        self.inverse_std.copy_(inverse_std)
+
+    def _set_elsewhere(self, mean: torch.Tensor, inverse_std: torch.Tensor) -> None:
         rounded = {"mean": mean.to(self.mean.dtype), "inverse_std": inverse_std.to(self.inverse_std.dtype)}
         for name, values in to_device(rounded, self.mean.device).items():
             self._buffers[name].copy_(values)  # type: ignore[union-attr]
@@ -84,6 +86,9 @@ class ObservationNormalizer(HostBuffers):
         changed: they are needed for every action."""
         if self.mean.device.type == "cpu":
             return self.mean.numpy(), self.inverse_std.numpy()
+        return self._scale_elsewhere()
+
+    def _scale_elsewhere(self) -> tuple[np.ndarray, np.ndarray]:
         if self._on_host is None or self._on_host.versions != self._versions():
             self._on_host = _OnHost(self._versions(), *to_host(self.mean, self.inverse_std))
         return self._on_host.mean, self._on_host.inverse_std
@@ -101,9 +106,11 @@ class ObservationNormalizer(HostBuffers):
     def host(self, x: np.ndarray) -> np.ndarray:
         """``forward`` on arrays, for acting."""
         if overridden(self):
-            with torch.no_grad():
-                normalised: np.ndarray = to_host(self(*arrays_to_device(self.mean.device, x)))[0]
-                return normalised
+            return self._through_torch(x)
         mean, inverse_std = self._scale()
         scaled: np.ndarray = (x - mean) * inverse_std
         return np.clip(scaled, -self.clip, self.clip, out=scaled)
+
+    @torch.no_grad()
+    def _through_torch(self, x: np.ndarray) -> np.ndarray:
+        return to_host(self(*arrays_to_device(self.mean.device, x)))[0]

@@ -24,10 +24,8 @@ def redefined(module: Any, *names: str) -> bool:
     owner = next((cls for cls in kind.__mro__ if "REPLACED" in vars(cls)), None)
     if owner is None:
         return False
-    return any(
-        getattr(kind, name) is not getattr(owner, name) or name in vars(module)
-        for name in names or vars(owner)["REPLACED"]
-    )
+    names = names or vars(owner)["REPLACED"]
+    return any(getattr(kind, name) is not getattr(owner, name) or name in vars(module) for name in names)
 
 
 def overridden(module: Any, *names: str) -> bool:

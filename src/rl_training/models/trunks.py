@@ -8,10 +8,11 @@ from torch import nn
 
 from rl_training.base.parts import Parts
 from rl_training.models.cnn import convolutional_layers
+from rl_training.models.memory import MemorySize, RecurrentTrunk
 from rl_training.models.mlp import Linear, mlp
 from rl_training.models.parts import PartsEncoder
 
-__all__ = ["Observed", "encoder", "features", "observed"]
+__all__ = ["Observed", "encoder", "features", "observed", "remembering"]
 
 Observed = tuple[int, ...] | Parts  # the shape of vectors or images, or the parts of rows
 
@@ -65,3 +66,8 @@ def features(
         return nn.Sequential(layers, linear(width, hidden[0]), nn.ReLU()), hidden[0]
     sizes = (seen[0], *hidden_sizes)
     return mlp(sizes, activation, activate_last=True, linear=linear), sizes[-1]
+
+
+def remembering(trunk: nn.Module, width: int, memory: MemorySize | None) -> tuple[nn.Module, int]:
+    """A trunk with a recurrent layer at its end, if there is to be one, and its number of features."""
+    return (trunk, width) if memory is None else (RecurrentTrunk(trunk, width, memory), memory.size)

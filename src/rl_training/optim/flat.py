@@ -77,27 +77,20 @@ class FlatOptimizer(FlatParameters):
 
     TENSORS: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        max_grad_norm: float | None = None,
-        sharing: FlatOptimizer | None = None,
-    ) -> None:
-        """``sharing``: another optimizer of the same parameters; both change the same memory, each has its own
-        state."""
+    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, max_grad_norm: float | None = None) -> None:
         params = [p for p in params if p.requires_grad]
         if not params:
             raise ValueError(f"{type(self).__name__} got no parameters")
-        if sharing is None:
-            super().__init__(params)
-        elif [id(p) for p in sharing.params] != [id(p) for p in params]:
-            raise ValueError("optimizers can only share all of their parameters, in the same order")
-        else:
-            self.params, self.flat = params, sharing.flat
+        super().__init__(params)
         self.base_lr, self.scale, self.lr = lr, 1.0, torch.tensor(lr, device=self.flat.device)
         self.max_grad_norm = max_grad_norm
+
+    def share_memory_of(self, other: FlatOptimizer) -> None:
+        """Change the memory of another optimizer of the same parameters from now on; each keeps a state of its own."""
+        if [id(p) for p in other.params] != [id(p) for p in self.params]:
+            raise ValueError("optimizers can only share all of their parameters, in the same order")
+        self.flat = other.flat
+        self._attach()
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         """The flat gradient of a loss, with respect to its own parameters only: an actor loss costs no critic
@@ -144,13 +137,11 @@ class _Moments(FlatOptimizer):
         self,
         params: Iterable[nn.Parameter],
         *,
-        lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        max_grad_norm: float | None = None,
-        sharing: FlatOptimizer | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(params, lr=lr, max_grad_norm=max_grad_norm, sharing=sharing)
+        super().__init__(params, **options)
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.count = torch.zeros((), device=self.flat.device)
         self.betas, self.eps = betas, eps
@@ -162,16 +153,21 @@ class FlatAdam(_Moments):
     def _step(self, grad: torch.Tensor) -> None:
         b1, b2 = self.betas
         self.count.add_(1)
-        if torch.compiler.is_compiling():  # plain arithmetic: the compiler fuses it
-            self.mean.lerp_(grad, 1 - b1)
-            self.square.lerp_(grad * grad, 1 - b2)
-            denominator = self.square.sqrt() / (1 - b2**self.count).sqrt() + self.eps
-            self.flat.sub_((self.lr / (1 - b1**self.count)) * self.mean / denominator)
+        if torch.compiler.is_compiling():
+            self._fusible_step(grad)
         else:
             torch._fused_adam_(
                 [self.flat], [grad], [self.mean], [self.square], [], [self.count],
                 lr=self.lr, beta1=b1, beta2=b2, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
             )  # fmt: skip
+
+    def _fusible_step(self, grad: torch.Tensor) -> None:
+        """Plain arithmetic, which the compiler fuses."""
+        b1, b2 = self.betas
+        self.mean.lerp_(grad, 1 - b1)
+        self.square.lerp_(grad * grad, 1 - b2)
+        denominator = self.square.sqrt() / (1 - b2**self.count).sqrt() + self.eps
+        self.flat.sub_((self.lr / (1 - b1**self.count)) * self.mean / denominator)
 
 
 class FlatAdamW(FlatAdam):

@@ -19,6 +19,12 @@ from rl_training.optim.flat import MOVED, FlatParameters
 __all__ = ["Updates"]
 
 
+REASSIGNED = (
+    "was re-assigned after the learner was made, so its optimizers do not know the new one: make a learner of it, or "
+    "copy its values with load_state_dict"
+)
+
+
 class Updates:
     """The updates of one learner: methods that map a batch to tensors, run eagerly or as a graph each.
 
@@ -92,10 +98,7 @@ class Updates:
         held = vars(self._learner)
         for name, module in self._modules.items():
             if held.get(name) is not module:
-                raise RuntimeError(
-                    f"{type(self._learner).__name__}.{name} was re-assigned after the learner was made, so its "
-                    "optimizers do not know the new one: make a learner of it, or copy its values with load_state_dict"
-                )
+                raise RuntimeError(f"{type(self._learner).__name__}.{name} {REASSIGNED}")
 
     def check_memory(self) -> None:
         """Refuse networks whose parameters were moved or replaced: the optimizers would change other memory."""

@@ -42,17 +42,17 @@ class CallbackList:
     """The callbacks of a run: their overridden hooks, and the states of those that have one, by position and type."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = list(callbacks)
-        self._stateful: dict[str, Any] = {
-            f"{i}:{type(cb).__name__}": cb for i, cb in enumerate(callbacks) if hasattr(cb, "state_dict")
-        }
+        self._callbacks: list[Any] = list(callbacks)
+
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        return {f"{i}:{type(cb).__name__}": cb for i, cb in enumerate(self._callbacks) if hasattr(cb, "state_dict")}
 
     def hooks(self, name: str) -> list[Callable[..., None]]:
         """The bound hooks of this name that somebody overrides."""
         plain = getattr(Callback, name)
-        return [
-            getattr(c, name) for c in self._callbacks if getattr(type(c), name, None) is not plain and hasattr(c, name)
-        ]
+        overriding = (cb for cb in self._callbacks if getattr(type(cb), name, None) is not plain)
+        return [getattr(cb, name) for cb in overriding if hasattr(cb, name)]
 
     def call(self, name: str, *arguments: Any) -> None:
         for hook in self.hooks(name):

@@ -33,9 +33,10 @@ class Clock:
     def __init__(self, config: TrainConfig, eval_interval: int | None, step: int) -> None:
         self._total, self._last = config.total_timesteps, step
         twentieth = max(1, self._total // 20)
-        self._log_every = config.log_interval or max(1, self._total // 100)
-        self._save_every = config.checkpoint_interval or twentieth
-        self._eval_every = twentieth if eval_interval is None else eval_interval
+        log = config.log_interval or max(1, self._total // 100)
+        evaluate = twentieth if eval_interval is None else eval_interval
+        self._intervals = log, config.checkpoint_interval or twentieth, evaluate
+        self._redraw = max(1, log // 10)  # lets the progress bar move between log lines
         self.next_step = self._after(step)  # there is nothing to do before it
 
     def due(self, step: int) -> Due:
@@ -45,10 +46,6 @@ class Clock:
         done = step >= self._total
         return Due(evaluate=bool(evaluate) and not done, log=bool(log) or done, save=bool(save) and not done)
 
-    @property
-    def _intervals(self) -> tuple[int, int, int]:
-        return self._log_every, self._save_every, self._eval_every
-
     def _after(self, step: int) -> int:
-        draw = step + max(1, self._log_every // 10)  # lets the progress bar move between log lines
-        return min(self._total, draw, *((step // every + 1) * every for every in self._intervals if every))
+        due = ((step // every + 1) * every for every in self._intervals if every)
+        return min(self._total, step + self._redraw, *due)

@@ -76,7 +76,10 @@ def _stop(trainer: TrainerState, reason: str) -> None:
 def build_control_callbacks(train_config: TrainConfig) -> list[Callback]:
     """The callbacks that ``algo_kwargs`` configures."""
     payload = train_config.algo_kwargs.get("early_stopping")
-    if payload is None:
-        return []
-    config = payload if isinstance(payload, EarlyStoppingConfig) else EarlyStoppingConfig(**payload)
-    return [EarlyStoppingCallback(config)]
+    return [] if payload is None else [_early_stopping(payload)]
+
+
+def _early_stopping(payload: EarlyStoppingConfig | Mapping[str, Any]) -> Callback:
+    return EarlyStoppingCallback(
+        payload if isinstance(payload, EarlyStoppingConfig) else EarlyStoppingConfig(**payload)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
@@ -10,6 +12,7 @@ from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.iqn import IQN
 from rl_training.algorithms.qr_dqn import QRDQN
+from rl_training.algorithms.recurrent import RECURRENT
 from rl_training.algorithms.value_learner import ValueLearner
 from rl_training.base.batches import Tensors
 from rl_training.base.options import Sizes, opt
@@ -17,6 +20,8 @@ from rl_training.data import PrioritizedReplayBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, OffPolicyOptions, make_replay
+from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, SequenceLoop
+from rl_training.runtime.loops.shared import SharedOffPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
@@ -38,14 +43,17 @@ __all__ = [
 ]
 
 
-class DQNOptions(NetworkOptions, OptimizerOptions, OffPolicyOptions):
+class DQNOptions(MemoryOptions, NetworkOptions, OptimizerOptions, OffPolicyOptions):
     """Options of DQN; ``NETWORK`` and ``LEARNER`` name those that are arguments of the network and of the learner."""
 
     TITLE = "dqn"
     NETWORK: ClassVar[set[str]] = {"hidden_sizes", "dueling", "noisy"}
     LEARNER: ClassVar[set[str]] = {"learning_rate", "adam_epsilon", "max_grad_norm", "gamma", "target_update_interval"}
-    FORM: ClassVar[tuple[str, ...]] = (*OffPolicyOptions.FORM, "dueling", "noisy")
-    batch_size: int = opt(128, "transitions per update", ge=1)
+    FORM: ClassVar[tuple[str, ...]] = (*OffPolicyOptions.FORM, "dueling", "noisy", *MEMORY_FORM)
+    MEMORY: ClassVar[tuple[str, ...]] = (*MemoryOptions.MEMORY, "burn_in")
+    batch_size: int = opt(128, "transitions per update; recurrent: as many sequences as have about that many", ge=1)
+    sequence_length: int = opt(16, "recurrent: steps of a sequence that are learned from", ge=1)
+    burn_in: int = opt(8, "recurrent: steps before them that only bring the state up to date", ge=0)
     train_frequency: int = opt(2, "environment steps between updates, whatever the number of environments", ge=1)
     hidden_sizes: Sizes = opt(
         (128, 128), "widths of the hidden layers (images: the last one is the number of features)"
@@ -113,6 +121,25 @@ class DQNOptions(NetworkOptions, OptimizerOptions, OffPolicyOptions):
         for name, other in (("prioritized", self.prioritized), ("n_step", self.n_step > 1)):
             if other and self.hindsight is not None:
                 raise ValueError(f"hindsight changes the goals of single rows drawn uniformly: leave {name} out")
+        return self
+
+    @model_validator(mode="after")
+    def _with_a_memory(self) -> Any:
+        if self.recurrent is None:
+            return self
+        refused = {
+            "prioritized": (
+                self.prioritized,
+                "priorities are of single transitions, and sequences are drawn uniformly",
+            ),
+            "n_step": (self.n_step > 1, "sequences hold the reward of every step"),
+            "noisy": (self.noisy, "the noise would change from step to step of a sequence"),
+            "hindsight": (self.hindsight is not None, "the stored states were met with another goal"),
+            "initial_random_steps": (self.initial_random_steps > 0, "random steps would leave the state behind"),
+        }
+        for name, (given, why) in refused.items():
+            if given:
+                raise ValueError(f"recurrent: leave {name} out: {why}")
         return self
 
     def schedule_steps(self, name: str, total_timesteps: int) -> int:
@@ -195,6 +222,10 @@ class ValueLoop(OffPolicyLoop):
             self.replay.update_priorities(batch["indices"], self.agent.last_td_errors)  # type: ignore[attr-defined]
 
 
+class SharedValueLoop(SharedOffPolicyLoop, ValueLoop):
+    """The value-based family's loop for agents that share a network."""
+
+
 class FamilySpec(AlgorithmSpec):
     """A member of the family, whose ``train`` serves every other one by the config's ``algo``."""
 
@@ -207,8 +238,12 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
     """A member of the family: its options, its network and its learner."""
 
     def build(cfg: DQNOptions, plan: Blueprint) -> DQN:
-        sizes = cfg.pick(cfg.NETWORK)
-        return learner(
+        sizes: dict[str, Any] = cfg.pick(cfg.NETWORK)
+        make: Callable[..., DQN] = learner
+        memory = cfg.memory(plan)
+        if memory is not None:
+            make, sizes["memory"] = partial(RECURRENT[learner], burn_in=cfg.burn_in), memory
+        return make(
             q_network=cfg.network(plan, network, **plan.shape, action_dim=plan.spaces.num_actions, **sizes),
             double_q=cfg.double,
             optimizer=cfg.optimizer_factory(),
@@ -217,7 +252,14 @@ def spec(name: str, options: type[DQNOptions], network: Network, learner: type[D
         )
 
     return FamilySpec(
-        name=name, config=options, build=build, loop=ValueLoop, obs=("vector", "image", "mixed"), actions=("discrete",)
+        name=name,
+        config=options,
+        build=build,
+        loop=ValueLoop,
+        recurrent=SequenceLoop,
+        shared=SharedValueLoop,
+        obs=("vector", "image", "mixed"),
+        actions=("discrete",),
     )
 
 

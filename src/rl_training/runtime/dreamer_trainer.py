@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from rl_training.algorithms.base import Learner
 from rl_training.algorithms.dreamer import Dreamer
-from rl_training.base.options import ConfigError, opt
-from rl_training.data.recurrent_replay import RecurrentReplayBuffer
+from rl_training.base.options import opt
 from rl_training.models.dreamer import SIZES, padded
 from rl_training.runtime.loops.off_policy import OffPolicyLoop, ReplayOptions
+from rl_training.runtime.loops.recurrent import make_sequences
 from rl_training.runtime.options import Schedule
 from rl_training.runtime.run import Run
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
@@ -50,23 +50,11 @@ class DreamerOptions(ReplayOptions):
     entropy_coef_schedule: Schedule = opt(None, "schedule of entropy_coef: {type, start, end}")
 
 
-def make_sequences(run: Run, cfg: DreamerOptions) -> RecurrentReplayBuffer:
-    """A buffer of the run's observations in sequences."""
-    longest = 2 * run.config.total_timesteps + run.config.num_envs * (cfg.sequence_length + 2)  # of one-step episodes
-    try:
-        return RecurrentReplayBuffer(
-            min(cfg.buffer_capacity, longest), run.config.num_envs, run.spaces.obs_shape, cfg.sequence_length,
-            run.spaces.obs_dtype, run.spaces.action_shape, run.spaces.action_dtype, run.device, rng=run.rng("replay"),
-        )  # fmt: skip
-    except ValueError as error:
-        raise ConfigError([(("algo_kwargs", "buffer_capacity"), str(error))]) from None
-
-
 class DreamerLoop(OffPolicyLoop):
     """Act with a carried state, store observations, learn from sequences."""
 
     def __init__(self, run: Run, agent: Learner, cfg: DreamerOptions) -> None:
-        super().__init__(run, agent, cfg, replay=make_sequences(run, cfg))  # type: ignore[arg-type]
+        super().__init__(run, agent, cfg, replay=make_sequences(run, cfg, cfg.sequence_length))  # type: ignore[arg-type]
         self._starts = max(cfg.learning_starts, (cfg.sequence_length + 1) * run.config.num_envs)
 
     def expected_updates(self, total_timesteps: int) -> int:

@@ -37,6 +37,7 @@ from rl_training.runtime.trainer import TrainResult
 
 __all__ = ["NOT_EVALUATED", "Driver"]
 
+RUNNING = {"status": "running", "stop_kind": None, "stop_reason": None}
 NOT_EVALUATED = {"eval_return_mean": math.nan, "eval_return_std": math.nan, "eval_episodes": 0.0}
 
 
@@ -59,10 +60,7 @@ class Driver:
         run, context = self._run, self._context
         with contextlib.nullcontext() if locked else lock_folder(context.run_dir):
             self._prepare(checkpoint)
-            with (
-                run.engine.running(),
-                stop_signals(self._on_signal, grace=signals.GRACE) as self._stops,
-            ):
+            with run.engine.running(), stop_signals(self._on_signal, grace=signals.GRACE) as self._stops:
                 runs.drop_later_checkpoints(context, run.step)
                 runs.write_config(context, run.config)  # a resumed run may have been given another total
                 warn_of_no_update(run, self._loop.first_update_step())
@@ -73,16 +71,14 @@ class Driver:
                         run.announce(str(run.origin))
                     with run.reporter.line_of_its_own(run.step):
                         run.callbacks.call("on_train_start", run.trainer_state())
-                    self._iterate()
+                    self._iterate(resumed=checkpoint is not None)
                     return self._conclude()
 
-    def _iterate(self) -> None:
+    def _iterate(self, *, resumed: bool) -> None:
         run, loop, trainer = self._run, self._loop, self._run.trainer
         clock = Clock(run.config, run.options.eval_interval, self._attended)
         run.save_at = self._saver.due_at
-        if self._attended < run.step and not loop.mid_step:
-            self._attend(clock)  # what was due when the checkpoint was written
-        if run.stopping.check_budgets(run) or self._at_total or trainer.should_stop:
+        if (resumed and self._nothing_left(clock)) or trainer.should_stop:
             return
         for _ in loop:
             self._saver.stale = True
@@ -96,6 +92,12 @@ class Driver:
             run.reporter.progress.tick(run.step)
             if trainer.should_stop or run.step >= self._total:
                 return
+
+    def _nothing_left(self, clock: Clock) -> bool:
+        """Do what was due when the checkpoint of a resumed run was written; True if there is nothing left to learn."""
+        if self._attended < self._run.step and not self._loop.mid_step:
+            self._attend(clock)
+        return self._run.stopping.check_budgets(self._run) or self._at_total
 
     def _attend(self, clock: Clock) -> None:
         """Save, evaluate and log, whatever is due. The save comes first: evaluations are long, and what a stop or a
@@ -213,10 +215,8 @@ class Driver:
         self._run.reporter.progress.note(stop="stopping")
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
-        watchdog = self._run.factory.watchdog
-        if watchdog is None:
-            return contextlib.nullcontext()
-        return watchdog.watching(self._stops.interrupt, self._give_up)
+        dog = self._run.factory.watchdog
+        return contextlib.nullcontext() if dog is None else dog.watching(self._stops.interrupt, self._give_up)
 
     def _give_up(self, hung: EnvironmentFailure) -> None:
         """End the process, in which an environment hangs and cannot be interrupted; in a program that trains in a
@@ -234,31 +234,41 @@ class Driver:
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
         """Keep metadata.json true: that the run is running, and then how it ended."""
-        run, context = self._run, self._context
         began, kind = time.time(), StopKind.FAILED
-        running = {"status": "running", "stop_kind": None, "stop_reason": None}
-        runs.write_metadata(context, {**running, "engine": run.engine.state_dict()})
+        runs.write_metadata(self._context, {**RUNNING, "engine": self._run.engine.state_dict()})
         try:
             yield
-            complete = not self._loop.mid_step and self._evaluator.step == run.step
-            kind = run.stopping.kind(run, self._total, complete=complete)
-        except StoppedAtOnce as stopped:
-            kind, saved = StopKind.SIGNAL, runs.list_checkpoints(context)
-            stopped.run_dir = context.run_dir if saved else None
-            raise
-        except EnvironmentFailure as error:
-            failure = self._saver.failure(report_failure(context, run.config, run.step, error))
-            self._tell_of(failure)
-            raise failure from error
-        except Exception as error:
-            self._tell_of(error)
+            kind = self._kind()
+        except (Exception, StoppedAtOnce) as error:
+            kind = self._failed(error)
             raise
         finally:
-            reason = None if kind.reached_total else run.trainer.stop_reason
-            facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
-            with contextlib.suppress(OSError):
-                runs.write_metadata(context, {**facts, "seconds": round(time.time() - began, 1)})
-            run.reporter.close(run.step)
+            self._record_end(kind, time.time() - began)
+
+    def _failed(self, error: Exception | StoppedAtOnce) -> StopKind:
+        """Tell callbacks; the failure of an environment is reported, and raised as the run's."""
+        if isinstance(error, StoppedAtOnce):
+            error.run_dir = self._context.run_dir if runs.list_checkpoints(self._context) else None
+            return StopKind.SIGNAL
+        if isinstance(error, EnvironmentFailure):
+            failure = self._saver.failure(report_failure(self._context, self._run.config, self._run.step, error))
+            self._tell_of(failure)
+            raise failure from error
+        self._tell_of(error)
+        return StopKind.FAILED
+
+    def _kind(self) -> StopKind:
+        """How the run ended, if it did not fail."""
+        complete = not self._loop.mid_step and self._evaluator.step == self._run.step
+        return self._run.stopping.kind(self._run, self._total, complete=complete)
+
+    def _record_end(self, kind: StopKind, seconds: float) -> None:
+        run = self._run
+        reason = None if kind.reached_total else run.trainer.stop_reason
+        facts = {"status": kind.status(reason), "stop_kind": kind, "stop_reason": reason, "step": run.step}
+        with contextlib.suppress(OSError):
+            runs.write_metadata(self._context, {**facts, "seconds": round(seconds, 1)})
+        run.reporter.close(run.step)
 
 
 def warn_of_no_update(run: Run, first: int) -> None:
@@ -266,9 +276,13 @@ def warn_of_no_update(run: Run, first: int) -> None:
     n = run.config.num_envs
     last = -(-run.config.total_timesteps // n) * n
     if run.untrained and first >= last:
-        outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
-        warnings.warn(
-            f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
-            "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
-            stacklevel=3,
-        )
+        _warn_of_no_update(first, last)
+
+
+def _warn_of_no_update(first: int, last: int) -> None:
+    outcome = "nothing will be learned" if first > last else "next to nothing will be learned"
+    warnings.warn(
+        f"the first update comes at step {first:,} and the run ends at step {last:,}: {outcome}; "
+        "raise total_timesteps, or lower learning_starts (or batch_size, train_frequency, if it is they)",
+        stacklevel=4,
+    )

@@ -133,8 +133,15 @@ def _compile(setting: Compile | Literal["auto"], learner: Learner, expected_upda
     """Whether and how to compile, and why."""
     if setting is False:
         return False, "compile is false"
+    if learner.EAGER:
+        return False, learner.EAGER
     if setting == "auto" and expected_updates < learner.COMPILE_THRESHOLD:
         return False, f"{expected_updates:,} updates are too few (compiling pays from {learner.COMPILE_THRESHOLD:,} on)"
+    return _compiled(setting, expected_updates)
+
+
+def _compiled(setting: Literal[True, "safe", "auto"], expected_updates: int) -> tuple[Compile, str]:
+    """How to compile, and why, unless something prevents it."""
     if obstacle := cannot_compile():
         return False, obstacle
     if setting == "safe":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +15,9 @@ from rl_training.algorithms.base import Learner
 from rl_training.data.offline_dataset import REFERENCES
 from rl_training.envs.checks import Checks, EnvironmentFailure, attempt
 from rl_training.envs.endings import Episode, last_numbers, mean_numbers
-from rl_training.envs.factory import EnvFactory, has_time_limit
+from rl_training.envs.factory import EnvFactory, has_time_limit, time_limit_of
 from rl_training.envs.incidents import History, incident
+from rl_training.envs.multi_agent import Game, MultiAgentEnv
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
 
@@ -58,15 +60,17 @@ def evaluate(
     environment has no time limit): it counts as truncated, and ``eval_episodes_cut`` says how many there were.
     ``watch`` is shown the environment at every observation; ``stop`` is asked before every step, and if it says so, the
     evaluation ends with ``EvaluationStopped``. Means over the episodes include the success that the environment
-    reports in their last info, and the numbers there that ``log_info`` names.
+    reports in their last info, and the numbers there that ``log_info`` names. In a parallel environment the agent acts
+    for everyone; the return of an episode is the mean over those who took part, and means by name stand beside it.
     """
     if episodes < 1:
         raise ValueError(f"an evaluation needs at least one episode, got {episodes}")
     trained = agent.training
     agent.set_eval_mode()
     env = factory.make(training=False)
+    kind = _GamePlayer if isinstance(env.unwrapped, MultiAgentEnv) else _Player
     try:
-        player = _Player(agent, env, factory.name, seed, deterministic, most_steps, watch, stop, log_info)
+        player = kind(agent, env, factory.name, seed, deterministic, most_steps, watch, stop, log_info)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             played, cut = zip(*map(player.play, range(episodes)))
@@ -161,3 +165,49 @@ class _Player:
         checked = self._checks.step(result)
         self._info = result[4]
         return checked
+
+
+class _GamePlayer(_Player):
+    """Plays a parallel environment, with the agent in every seat."""
+
+    def _play(self, episode: int, seed: int) -> tuple[Episode, bool]:
+        game, length, cut = Game(self._env, time_limit_of(self._env)), 0, False
+        obs = attempt(self._name, "on reset, in evaluation", self._begin, game, seed)
+        returns: dict[str, float] = {}  # of those who took part
+        infos: dict[str, Any] = {}  # their last ones
+        self._show(episode, game, obs)
+        while not game.over and not cut and length != self._limit:
+            if self._stop is not None and self._stop():
+                raise EvaluationStopped
+            rows = np.stack([self._spaces.encode(one) for one in obs])
+            actions = self._agent.act(rows, deterministic=self._deterministic, rng=self._rng).actions
+            acting = {str(game.ids[i]): i for i in np.flatnonzero(game.present)}
+            results = attempt(self._name, "in evaluation", self._step_all, game, self._spaces.to_env(actions))
+            obs, rewards, last = zip(*results)
+            for name, i in acting.items():
+                returns[name], infos[name] = returns.get(name, 0.0) + rewards[i], last[i]
+            length += 1
+            self._show(episode, game, obs)
+            cut = not game.over and length >= self.longest and length != self._limit
+        numbers = attempt(self._name, "in evaluation", self._mean_numbers, [*infos.values()])
+        return Episode(float(np.mean([*returns.values()])), length, numbers, agents=returns), cut
+
+    def _begin(self, game: Game, seed: int) -> list[Any]:
+        return [self._checks.observation(obs) for obs in game.begin(seed)]
+
+    def _step_all(self, game: Game, actions: Any) -> list[tuple[Any, float, Any]]:
+        """Observation, reward and info of every seat."""
+        self._history["actions"].append(list(actions))
+        results = game.step(actions)
+        return [(*self._checks.step(result)[:2], result[4]) for result in results]
+
+    def _mean_numbers(self, infos: list[Any]) -> dict[str, float]:
+        """Means over agents of the numbers in their last infos."""
+        numbers = [last_numbers(info, self._log_info) for info in infos]
+        names = dict.fromkeys(chain(*numbers))
+        return {name: float(np.mean([own[name] for own in numbers if name in own])) for name in names}
+
+    def _show(self, episode: int, game: Game, obs: Sequence[Any]) -> None:
+        """Show whoever watches the observation of the first agent that is there."""
+        if self._watch is not None:
+            self._watch(episode, self._env, obs[int(np.argmax(game.present))])

@@ -46,13 +46,15 @@ class NetworkOptions(Options):
     def network(self, plan: Blueprint, default: Network, **arguments: Any) -> Any:
         """A network on the run's device; the algorithm's own is changed as these options say."""
         network = plan.make(default, **arguments)
-        chosen = {
-            name: value for name in ("activation", "initialisation") if (value := getattr(self, name)) is not None
-        }
-        for name in chosen if plan.network is not None else ():
-            raise ConfigError(
-                [(("algo_kwargs", name), "is for the algorithm's own network, and network= gives another")]
-            )
+        if self.activation is not None or self.initialisation is not None:
+            self._change(network, own=plan.network is None)
+        return network
+
+    def _change(self, network: nn.Module, *, own: bool) -> None:
+        chosen = [name for name in ("activation", "initialisation") if getattr(self, name) is not None]
+        if not own:
+            problem = "is for the algorithm's own network, and network= gives another"
+            raise ConfigError([(("algo_kwargs", chosen[0]), problem)])
         try:
             if self.initialisation is not None:
                 initialise_hidden_(network, self.initialisation)
@@ -60,7 +62,6 @@ class NetworkOptions(Options):
                 use_activation_(network, self.activation)
         except ValueError as error:
             raise ConfigError([(("algo_kwargs", *chosen), str(error))]) from None
-        return network
 
 
 class OptimizerOptions(Options):

@@ -35,11 +35,7 @@ class Task(NamedTuple):
     num_envs: int
     total_timesteps: int
     given: dict[str, Any] = {}  # the options that are set
-    trained: bool = False  # the run starts with a policy that was trained before
-    stocked: bool = False  # and with a replay buffer that was filled before
-    time_limit: Callable[[], int | None] = lambda: (
-        None
-    )  # the steps after which episodes are truncated; makes one to see
+    time_limit: Callable[[], int | None] = lambda: None  # steps until truncation; makes an environment to see
 
 
 class AlgorithmOptions(Options):
@@ -90,10 +86,9 @@ class AlgorithmOptions(Options):
         return {}
 
     @classmethod
-    def chosen(cls, task: Task) -> dict[str, Any]:
-        """The options of ``BY_TASK`` that are not set, with their values for the task."""
-        suited = cls.for_task(task)
-        return {name: suited[name] for name in cls.BY_TASK if name in suited and name not in task.given}
+    def continuing(cls, *, policy: bool, replay: bool) -> dict[str, Any]:
+        """Values of options in ``BY_TASK`` for a run that starts with a trained policy, or a filled replay buffer."""
+        return {}
 
     def idle(self) -> set[str]:
         """Options that have no effect beside the others, and are refused if they are given with them."""

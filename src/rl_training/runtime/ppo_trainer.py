@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from rl_training.algorithms.ppo import PPO
+from rl_training.algorithms.recurrent import RecurrentPPO
 from rl_training.base.options import Sizes, opt
 from rl_training.models.mlp_actor_critic import MLPActorCritic
 from rl_training.runtime.loops.on_policy import OnPolicyLoop, OnPolicyOptions
+from rl_training.runtime.loops.recurrent import MEMORY_FORM, MemoryOptions, RecurrentOnPolicyLoop
+from rl_training.runtime.loops.shared import SharedPolicyLoop
 from rl_training.runtime.network_options import NetworkOptions, OptimizerOptions
 from rl_training.runtime.options import Schedule, Task
 from rl_training.runtime.spec import AlgorithmSpec, Blueprint
 
-__all__ = ["SPACES", "SPECS", "PPOOptions", "build", "train_ppo"]
+__all__ = ["SPACES", "SPECS", "PPOOptions", "RecurrentPPOOptions", "build", "train_ppo"]
 
 
 class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
-    """Options of PPO; PPG and GAIL add to them."""
+    """Options of PPO without a memory; PPG and GAIL add to them."""
 
     TITLE = "ppo"
     BY_TASK: ClassVar[tuple[str, ...]] = (*OnPolicyOptions.BY_TASK, "initial_log_std")
@@ -32,6 +35,13 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
     clip_values: bool = opt(False, "also limit how far values move, by clip_coef")
     normalize_advantages: bool = opt(True, "zero mean and unit deviation within each minibatch")
     initial_log_std: float = opt(0.0, "log-deviation of Box actions at the start, in units of the box; by task: -0.5")
+
+    @classmethod
+    def elsewhere(cls, values: dict[str, Any]) -> dict[str, str]:
+        memory = dict.fromkeys(
+            MemoryOptions.model_fields, "'recurrent' of ppo, which alone of its variants has a memory"
+        )
+        return {**super().elsewhere(values), **memory}
 
     @classmethod
     def for_task(cls, task: Task) -> dict[str, Any]:
@@ -51,10 +61,30 @@ class PPOOptions(NetworkOptions, OptimizerOptions, OnPolicyOptions):
         return {**own, **parts}
 
 
-def build(cfg: PPOOptions, plan: Blueprint) -> PPO:
-    return PPO(policy=cfg.policy(plan), **cfg.learner(plan))
+class RecurrentPPOOptions(MemoryOptions, PPOOptions):
+    """Options of PPO, with or without a memory."""
+
+    FORM: ClassVar[tuple[str, ...]] = (*PPOOptions.FORM, *MEMORY_FORM)
+
+    @classmethod
+    def for_task(cls, task: Task) -> dict[str, Any]:
+        chosen = super().for_task(task)
+        if task.given.get("recurrent") is None:
+            return chosen
+        return {**chosen, "minibatch_size": 256}  # several sequences
 
 
-SPACES = {"obs": ("vector", "image", "mixed"), "actions": ("discrete", "box", "multi_discrete", "multi_binary")}
-SPECS = {"ppo": AlgorithmSpec(name="ppo", config=PPOOptions, build=build, loop=OnPolicyLoop, **SPACES)}
+def build(cfg: RecurrentPPOOptions, plan: Blueprint) -> PPO:
+    memory = cfg.memory(plan)
+    if memory is None:
+        return PPO(policy=cfg.policy(plan), **cfg.learner(plan))
+    return RecurrentPPO(policy=cfg.policy(plan, memory=memory), **cfg.learner(plan))
+
+
+SPACES: dict[str, Any] = {
+    "obs": ("vector", "image", "mixed"),
+    "actions": ("discrete", "box", "multi_discrete", "multi_binary"),
+}
+LOOPS: dict[str, Any] = {"loop": OnPolicyLoop, "recurrent": RecurrentOnPolicyLoop, "shared": SharedPolicyLoop}
+SPECS = {"ppo": AlgorithmSpec(name="ppo", config=RecurrentPPOOptions, build=build, **LOOPS, **SPACES)}
 train_ppo = SPECS["ppo"].train

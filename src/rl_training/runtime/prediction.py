@@ -26,9 +26,10 @@ def predict(
 ) -> Any:
     """The action for one observation, or an array of actions for a batch, in the environment's own units.
 
-    Dreamer and PETS carry a state from one observation of an episode to the next: ``return_state`` returns it beside
-    the action, and ``state`` gives it back, a row for each observation of a batch. Without one, episodes start, and so
-    they do in the rows that ``episode_start`` marks. Other agents have no state: theirs is None.
+    Dreamer, PETS and agents with a memory carry a state from one observation of an episode to the next:
+    ``return_state`` returns it beside the action, and ``state`` gives it back, a row for each observation of a batch.
+    Without one, episodes start, and so they do in the rows that ``episode_start`` marks. Other agents have no state:
+    theirs is None.
     """
     rows, single = read_observations(spaces, obs)
     carry = merged_state(agent, len(rows), single, state, episode_start)

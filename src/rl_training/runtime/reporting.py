@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import option_text
-from rl_training.experiment.runs import RunContext, dump_yaml, read_metadata, write_metadata
+from rl_training.experiment.runs import RunContext, read_metadata, write_metadata
 from rl_training.runtime.notes import Notes
 from rl_training.tracking.figures import short
 from rl_training.tracking.loggers import Logger, Loggers
@@ -25,7 +26,10 @@ RESERVED = {
     *("step", "time", "global_step", "gradient_steps", "update_count", "epoch", "episodes", "episode_return"),
     *("episode_length", "success_rate", "lr_scale", "learning_rate"),
 }
-CURVES = ("success_rate", "eval_success_rate", "info/", "eval_info/")  # names begin so
+CURVES = (  # names begin so
+    *("success_rate", "eval_success_rate", "info/", "eval_info/"),
+    *("agent_return/", "eval_agent_return/"),
+)
 EVALUATIONS = ("eval_return_", "eval_length_", "eval_episodes", "eval_score", "eval_success_rate")  # names begin so
 
 
@@ -47,14 +51,12 @@ class Reporter:
         self._logged: dict[str, float] = {}  # numbers of callbacks that no line has yet
         self._warned: set[str] = set()
         self._context: RunContext | None = None
-        self._curves: set[str] = set()  # metrics beside returns that have curves of their own
 
     def open(self, context: RunContext, step: int, *, logged: int | None) -> None:
         """``logged``: the step up to which a resumed run keeps the lines that there are; None for a new run."""
         config, self._context = self._config, context
-        self._curves = {name for name in read_metadata(context).get("curves") or [] if isinstance(name, str)}
         self._loggers = Loggers(context, config, logged, self._own_loggers)
-        self.write_text(step, "config", f"```yaml\n{dump_yaml(config.plain())}```")
+        self._loggers.show_config(step, config)
         self.progress = Progress(config.progress, title=self._title, total=config.total_timesteps, start=step)
 
     def announce_start(self, context: RunContext, engine: str, chosen: Mapping[str, Any]) -> None:
@@ -104,8 +106,8 @@ class Reporter:
 
     def flush(self, step: int) -> None:
         """Write callbacks' numbers as a line of their own, if there are any."""
-        logged, self._logged = self._apart(self._logged, {}), {}
-        if logged:
+        if self._logged:
+            logged, self._logged = self._apart(self._logged, {}), {}
             self._to_loggers(step, logged, logged)
 
     @contextlib.contextmanager
@@ -149,12 +151,18 @@ class Reporter:
         self._to_loggers(step, metrics, logged)
 
     def _to_loggers(self, step: int, metrics: Mapping[str, float], logged: Mapping[str, float]) -> None:
-        names = {name for name in metrics if name in logged or name.startswith(CURVES)} - self._curves
-        if names and self._context is not None:  # reports draw them
+        names = {name for name in metrics if name in logged or name.startswith(CURVES)}
+        if names and self._context is not None and not names <= self._curves:  # reports draw them
             self._curves |= names
             write_metadata(self._context, {"curves": sorted(self._curves)})
         if self._loggers is not None:
             self._loggers.write(step, metrics)
+
+    @cached_property
+    def _curves(self) -> set[str]:
+        """Metrics beside returns that have curves of their own, by the run's metadata at first."""
+        saved = {} if self._context is None else read_metadata(self._context)
+        return {name for name in saved.get("curves") or [] if isinstance(name, str)}
 
     def _apart(self, logged: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
         """Callbacks' numbers without those that have the name of one of the run's own, which are mentioned once."""

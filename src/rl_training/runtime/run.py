@@ -14,6 +14,7 @@ from rl_training.base.batches import Tensors
 from rl_training.envs.collector import Collector
 from rl_training.envs.endings import Episode
 from rl_training.envs.factory import EnvFactory
+from rl_training.envs.multi_agent_collector import MultiAgentCollector, Opponents
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback, CallbackList
@@ -48,7 +49,7 @@ class Run(Counters):
         *,
         device: torch.device,
         callbacks: Sequence[Callback] = (),
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[Logger] | None = None,
         chosen: Mapping[str, Any] = {},
     ) -> None:
         """``chosen``: options that were taken from the task, which are announced at the start."""
@@ -63,7 +64,7 @@ class Run(Counters):
         self.origin: Origin | None = None  # the checkpoint whose networks a new run starts with
         self.trainer = TrainerState(run=self)
         self.stopping = Stopping(self.trainer, options.max_updates, options.max_epochs)
-        self.reporter = Reporter(config, loggers)
+        self.reporter = Reporter(config, loggers or ())
         self.save_at = math.inf  # when a save is due by the clock (time.monotonic); the driver's
 
     def collector(self, **options: Any) -> Collector:
@@ -71,7 +72,8 @@ class Run(Counters):
         config = self.config
         options |= {"log_info": config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
         options |= {"backend": config.execution_backend, "workers": config.env_workers}
-        self._collector = Collector(self.factory, config.num_envs, config.seed, **options)
+        kind = MultiAgentCollector if self.spaces.agents else Collector
+        self._collector = kind(self.factory, config.num_envs, config.seed, **options)
         return self._collector
 
     def _episode_ended(self, episode: Episode) -> None:
@@ -126,9 +128,11 @@ class Run(Counters):
     def collected(self, collector: Collector, steps: int) -> None:
         """Announce new experience to callbacks; free if none listens."""
         if self._on_collect:
-            result = CollectResult(steps, collector.episodes, collector.metrics(), collector.obs)
-            for hook in self._on_collect:
-                hook(self.trainer_state(), result)
+            self._announce_collected(CollectResult(steps, collector.episodes, collector.metrics(), collector.obs))
+
+    def _announce_collected(self, result: CollectResult) -> None:
+        for hook in self._on_collect:
+            hook(self.trainer_state(), result)
 
     def note(self, **metrics: float) -> None:
         """Metrics of the loop's own, logged with the learner's."""
@@ -157,6 +161,11 @@ class Run(Counters):
         if getattr(self.options, "hindsight", None) is not None:
             raise ValueError("with hindsight, environments cannot be changed: rewards are those of the first ones")
         self._collector.set_env_kwargs(env_kwargs)
+
+    def set_opponents(self, opponents: Opponents) -> None:
+        if not isinstance(self._collector, MultiAgentCollector):
+            raise ValueError(f"{self.config.env_id} has no other agents that opponents could act for")
+        self._collector.oppose(opponents)
 
     def announce(self, message: str) -> None:
         """Print one line that stays."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import torch
+
     from rl_training.algorithms.base import Learner
     from rl_training.runtime.options import AlgorithmOptions
 
@@ -77,15 +79,22 @@ def apply_learning_rate_scale(optimizers: Iterable[Any], scale: float) -> float:
 
     Takes this package's optimizers and torch's.
     """
-    rates = []
-    for optimizer in optimizers:
-        if hasattr(optimizer, "scale_lr"):
-            rates.append(optimizer.scale_lr(scale))
-            continue
-        for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
-            rates.append(group["lr"])
+    rates = [one.scale_lr(scale) if hasattr(one, "scale_lr") else _scale_torch(one, scale) for one in optimizers]
     return float(rates[0]) if rates else 0.0
+
+
+def _scale_torch(optimizer: torch.optim.Optimizer, scale: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
+    return float(optimizer.param_groups[0]["lr"])
+
+
+Plan = tuple[str, ScheduleSpec, int, int]  # name, schedule, steps it runs over, warm-up steps
+
+
+def _plan(name: str, options: AlgorithmOptions, total_steps: int) -> Plan:
+    spec = resolve_schedule_spec(getattr(options, f"{name}_schedule"), start=getattr(options, name, 1.0))
+    return name, spec, options.schedule_steps(name, total_steps), 0
 
 
 class Schedules:
@@ -99,15 +108,11 @@ class Schedules:
         self.values = {"lr_scale": 1.0, "learning_rate": apply_learning_rate_scale(agent.optimizers(), 1.0)}
         self.held: dict[str, float] = {}
         self._options = options
-        self._plans: list[tuple[str, ScheduleSpec, int, int]] = []  # name, schedule, steps it runs over, warm-up steps
+        scheduled = [name for name in agent.CONTROLS if getattr(options, f"{name}_schedule", None) is not None]
+        self._plans = [_plan(name, options, total_steps) for name in scheduled]
         if options.learning_rate_schedule is not None or options.warmup_steps:
             rate = resolve_schedule_spec(options.learning_rate_schedule)
             self._plans.append(("lr_scale", rate, total_steps, options.warmup_steps))
-        for name in agent.CONTROLS:
-            payload = getattr(options, f"{name}_schedule", None)
-            if payload is not None:
-                spec = resolve_schedule_spec(payload, start=getattr(options, name, 1.0))
-                self._plans.append((name, spec, options.schedule_steps(name, total_steps), 0))
 
     def apply(self, agent: Learner, step: int) -> None:
         """Set every scheduled quantity to its value at this environment step, if that is not in force already."""

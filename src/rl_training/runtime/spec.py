@@ -44,13 +44,12 @@ from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.prediction import predict
 from rl_training.runtime.run import Run
 from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.transfer import adopted_options, start_from, take_replay
+from rl_training.runtime.transfer import adopted_options, continued_options, start_from, take_replay
 from rl_training.tracking.loggers import Logger, Loggers
 
 __all__ = ["AlgorithmSpec", "Blueprint", "Network", "decided_options", "saved_options", "with_options"]
 
 Network = Callable[..., torch.nn.Module]
-POLICIES = {"actor", "model", "policy", "q_network"}  # parts that act
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,16 @@ class Blueprint:
 
     def normalizer(self, enabled: bool, *, clip: float = 10.0) -> ObservationNormalizer | None:
         """A scaler of observations, if it is enabled."""
-        if not enabled:
-            return None
+        return self._normalizer(clip).to(self.device) if enabled else None
+
+    def _normalizer(self, clip: float) -> ObservationNormalizer:
         parts = self.spaces.parts if self.spaces.mixed else None
         if self.spaces.image or (parts is not None and not parts.vector_size):
-            raise ConfigError(
-                [(("algo_kwargs", "normalize_observations"), "images are scaled by their range; leave it off")]
-            )
+            problem = "images are scaled by their range; leave it off"
+            raise ConfigError([(("algo_kwargs", "normalize_observations"), problem)])
         if parts is not None:
-            return PartsNormalizer(parts, clip=clip).to(self.device)
-        return ObservationNormalizer(self.spaces.obs_shape, clip=clip).to(self.device)
+            return PartsNormalizer(parts, clip=clip)
+        return ObservationNormalizer(self.spaces.obs_shape, clip=clip)
 
     @property
     def head(self) -> Head:
@@ -106,6 +105,8 @@ class AlgorithmSpec:
     config: type[AlgorithmOptions]
     build: Callable[[Any, Blueprint], Learner]
     loop: Callable[[Run, Any, Any], Loop]
+    recurrent: Any = None  # the loop where the option ``recurrent`` gives the networks a memory
+    shared: Any = None  # the loop where several agents of an environment share the policy; None: refused
     obs: tuple[str, ...] = ("vector",)
     actions: tuple[str, ...] = ("discrete", "box")
 
@@ -116,9 +117,8 @@ class AlgorithmSpec:
     def options(self, config: TrainConfig) -> AlgorithmOptions:
         """The algorithm's options, validated, and the environment's too: mistakes show before anything is made."""
         if config.algo != self.name:
-            raise ConfigError(
-                [(("algo",), f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own")]
-            )
+            problem = f"{self.name} cannot take a config of {config.algo}; use {config.algo}'s own"
+            raise ConfigError([(("algo",), problem)])
         for training in (True, False):
             parse_env_kwargs(config.env_kwargs, training=training)
         try:
@@ -133,9 +133,19 @@ class AlgorithmSpec:
         leaves them open."""
         form = {} if config.init_from is None else adopted_options(config, self.config, own=network is None)
         given = {**form, **config.algo_kwargs}
-        acts = config.init_from is not None and (not config.init_parts or bool(POLICIES & {*config.init_parts}))
-        task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, given, acts, config.init_replay)
-        return {**form, **self.config.chosen(task._replace(time_limit=factory.time_limit))}
+        task = Task(config.env_id, spaces, config.num_envs, config.total_timesteps, given, factory.time_limit)
+        suited = self.config.for_task(task)
+        if config.init_from is not None:
+            suited |= continued_options(config, self.config)
+        return form | {name: suited[name] for name in self.config.BY_TASK if name in suited and name not in given}
+
+    def loop_for(self, options: AlgorithmOptions, spaces: Spaces) -> Callable[[Run, Any, Any], Loop]:
+        """The loop for networks with or without a memory, and for one agent or several."""
+        memory = getattr(options, "recurrent", None) is not None
+        if spaces.agents and memory:
+            raise ConfigError([(("algo_kwargs", "recurrent"), "is for environments with one agent")])
+        chosen: Any = self.shared if spaces.agents else self.recurrent if memory else self.loop
+        return chosen  # type: ignore[no-any-return]
 
     def complete(self, config: TrainConfig) -> TrainConfig:
         """The config as a new run takes it, with the options that its task decides."""
@@ -167,23 +177,23 @@ class AlgorithmSpec:
         env: EnvSource | None = None,
         network: Network | None = None,
         run_dir: Path | None = None,
-        locked: bool = False,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir`` if given, else in a new directory.
-        ``locked``: the caller has locked ``run_dir``."""
-        own = list(loggers or [])
+        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or
+        else in a new directory."""
         if checkpoint_state is not None:
             self._check_resumed(checkpoint_state, config, env)
-        factory = self._checked(config, env, own)
+        factory = self._checked(config, env, loggers or ())
         plan = self.blueprint(config, factory, network, config.device)
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
+        if plan.spaces.agents and self.shared is None:
+            factory.require_one_agent(self.name)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
-        everyone = [*build_control_callbacks(config), *(callbacks or [])]
+        hooks = [*build_control_callbacks(config), *(callbacks or ())]
         run = Run(
-            config, options, factory, plan.spaces, device=plan.device, callbacks=everyone, loggers=own, chosen=chosen
+            config, options, factory, plan.spaces, device=plan.device, callbacks=hooks, loggers=loggers, chosen=chosen
         )
         if checkpoint_state is not None:
             run.decided = decided_options(checkpoint_state)
@@ -192,16 +202,13 @@ class AlgorithmSpec:
             run.origin = start_from(agent, config, own=network is None)
         if config.precision != "float32":
             set_precision(agent, config.precision)
-        loop = self.loop(run, agent, options)
-        try:
+        with contextlib.closing(self.loop_for(options, plan.spaces)(run, agent, options)) as loop:
             if run.origin is not None and config.init_replay:
                 take_replay(loop, config, run.origin)
             context = open_run_context(run_dir) if run_dir is not None else create_run_context(config, run_suffix)
             if run.origin is not None:
                 write_metadata(context, {"parent": run.origin.facts()})
-            return Driver(run, loop, context).drive(checkpoint_state, locked=locked)
-        finally:
-            loop.close()
+            return Driver(run, loop, context).drive(checkpoint_state, locked=run_dir is not None)
 
     def _checked(self, config: TrainConfig, env: EnvSource | None, loggers: Sequence[Logger]) -> EnvFactory:
         """Refuse every mistake that shows before anything is made; returns what makes the environments."""

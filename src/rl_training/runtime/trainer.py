@@ -11,6 +11,7 @@ from rl_training.base.stop_kind import StopKind
 
 if TYPE_CHECKING:
     from rl_training.envs.factory import EnvFactory
+    from rl_training.envs.multi_agent_collector import Opponents
     from rl_training.experiment.config import TrainConfig
 
 __all__ = ["Controlled", "TrainResult", "TrainerState"]
@@ -33,6 +34,8 @@ class Controlled(Protocol):
     def set_control(self, name: str, value: float) -> None: ...
 
     def set_env_kwargs(self, env_kwargs: Mapping[str, Any]) -> None: ...
+
+    def set_opponents(self, opponents: Opponents) -> None: ...
 
 
 @dataclass(slots=True)
@@ -110,3 +113,7 @@ class TrainerState:
         """Make each training environment with these arguments too, from its next episode on; evaluations stay as
         they are. They replace those set before."""
         self._run.set_env_kwargs(env_kwargs)
+
+    def set_opponents(self, opponents: Opponents) -> None:
+        """Let others act for some agents of the parallel environments that the learner trains in."""
+        self._run.set_opponents(opponents)

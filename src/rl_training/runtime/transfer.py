@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from rl_training.runtime.loops.base import Loop
     from rl_training.runtime.options import AlgorithmOptions
 
-__all__ = ["Origin", "adopted_options", "start_from", "take_replay"]
+__all__ = ["Origin", "adopted_options", "continued_options", "start_from", "take_replay"]
 
+POLICIES = {"actor", "model", "policy", "q_network"}  # parts that act
 FITTED = 100_000.0  # observations that statistics of a dataset count for, where they are gone on with
 
 
@@ -72,11 +73,17 @@ def adopted_options(config: TrainConfig, options: type[AlgorithmOptions], *, own
         saved = theirs(**state.config.get("algo_kwargs", {}))
     except (ConfigError, TypeError):
         return {}  # whatever does not fit is then refused by its shape
-    values = _form(saved, _shared_form(options, theirs))
+    values = _form(saved, [name for name in _shared_form(options, theirs) if name not in saved.idle()])
     if not own or values.get("activation") == options.OWN_ACTIVATION:
         values.pop("activation", None)
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: value for name, value in plain.items() if name not in config.algo_kwargs}
+
+
+def continued_options(config: TrainConfig, options: type[AlgorithmOptions]) -> dict[str, Any]:
+    """The options that suit a run because of what it starts with, in place of those that suit its task."""
+    policy = not config.init_parts or bool(POLICIES & {*config.init_parts})
+    return options.continuing(policy=policy, replay=config.init_replay)
 
 
 def _shared_form(ours: type[AlgorithmOptions], theirs: type[AlgorithmOptions]) -> list[str]:

@@ -119,7 +119,6 @@ def resume_training(
             checkpoint_state=state,
             callbacks=callbacks,
             run_dir=same,
-            locked=same is not None,
             **context,
         )
 

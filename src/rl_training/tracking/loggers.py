@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.base.options import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import dump_yaml
 from rl_training.tracking.csv import CSVFile
 from rl_training.tracking.jsonl import MetricsFile
 from rl_training.tracking.mlflow import MLflow
@@ -83,6 +84,10 @@ class Loggers:
         for logger in self._all:
             if hasattr(logger, "text"):
                 logger.text(step, name, text)
+
+    def show_config(self, step: int, config: TrainConfig) -> None:
+        """Write the config as a text."""
+        self.text(step, "config", f"```yaml\n{dump_yaml(config.plain())}```")
 
     def close(self) -> None:
         for logger in self._all:

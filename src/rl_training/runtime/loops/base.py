@@ -55,7 +55,7 @@ class OnlineLoop(Loop):
         super().__init__(run, agent, cfg)
         self.collector = run.collector() if collector is None else collector
         self.exploration = run.rng("exploration")
-        self._observe = agent.normalizer.observe if agent.normalizer is not None else None
+        self._observe: Any = agent.normalizer.observe if agent.normalizer is not None else None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

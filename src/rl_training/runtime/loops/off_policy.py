@@ -17,7 +17,7 @@ from rl_training.base.saved import alike
 from rl_training.data.hindsight import HindsightReplayBuffer, Strategy
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sources import Source
-from rl_training.envs.collector import Collector
+from rl_training.envs.collector import Collector, Step
 from rl_training.envs.goals import GoalRewards
 from rl_training.runtime.loops.base import OnlineLoop
 from rl_training.runtime.options import AlgorithmOptions, Task
@@ -43,14 +43,9 @@ class ReplayOptions(AlgorithmOptions):
         return {name: min(cls.model_fields[name].default, tenth) for name in ReplayOptions.BY_TASK}
 
     @classmethod
-    def chosen(cls, task: Task) -> dict[str, Any]:
+    def continuing(cls, *, policy: bool, replay: bool) -> dict[str, Any]:
         """A policy that was trained before acts from the first step, and learns at once from what is stored."""
-        chosen, changes = super().chosen(task), {}
-        if task.trained:
-            changes["initial_random_steps"] = 0
-        if task.stocked:
-            changes["learning_starts"] = 0
-        return {name: changes.get(name, value) for name, value in chosen.items()}
+        return {**({"initial_random_steps": 0} if policy else {}), **({"learning_starts": 0} if replay else {})}
 
     @staticmethod
     def warm_up(task: Task, steps: int) -> dict[str, int]:
@@ -199,15 +194,19 @@ class OffPolicyLoop(OnlineLoop):
             actions = actions.copy()  # the agent's own, which it may use again
             deque(self.updates(), maxlen=0)  # no work of theirs pauses
         step = envs.receive()
-        self.replay.add(
-            obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
-            dones=step.terminated, truncations=step.truncated,
-        )  # fmt: skip
+        self.store(step, actions)
         if carry.value is not None:
             carry.renew(np.maximum(step.terminated, step.truncated))
         run.step += n
         run.collected(envs, n)
         self.stepped = True
+
+    def store(self, step: Step, actions: np.ndarray, **beside: Any) -> None:
+        """Store a step of every environment, and what a variant has beside its transitions."""
+        self.replay.add(
+            obs=step.obs, actions=actions, rewards=step.rewards, next_obs=step.next_obs,
+            dones=step.terminated, truncations=step.truncated, **beside,
+        )  # fmt: skip
 
     def updates(self) -> Iterator[None]:
         """The updates of the last step."""

@@ -43,7 +43,7 @@ class OnPolicyOptions(AlgorithmOptions):
         ge=1,
     )
     update_epochs: int = opt(4, "passes over each rollout; by task: 10 for vectors, 4 for images", ge=1)
-    minibatch_size: int = opt(256, "samples per update; by task: 64 for vectors, 256 for images", ge=1)
+    minibatch_size: int = opt(256, "samples per update; by task: 64 for vectors, 256 for images or a memory", ge=1)
     gamma: float = opt(0.99, "discount", ge=0, le=1)
     gae_lambda: float = opt(0.95, "how far advantages look ahead: 0 one step, 1 the whole episode", ge=0, le=1)
     target_kl: float | None = opt(None, "skip the remaining passes once the policy has moved this far", gt=0)
@@ -74,10 +74,18 @@ class OnPolicyLoop(OnlineLoop):
         self.shuffle = run.rng("minibatches")
         self._passes = 0  # over the rollout that is being learned from, where the run has paused between two
         self.reward_scaler = RewardScaler(n, cfg.gamma) if cfg.normalize_rewards else None
-        self._rollout = RolloutBuffer(
+        self._rollout = self.make_rollout(
             cfg.num_steps, n, spaces.obs_shape, spaces.action_shape,
             obs_dtype=spaces.obs_dtype, action_dtype=spaces.action_dtype, device=run.device, rng=self.shuffle,
         )  # fmt: skip
+
+    def make_rollout(self, *arguments: Any, **options: Any) -> RolloutBuffer:
+        """Hook: where rollouts are stored."""
+        return RolloutBuffer(*arguments, **options)
+
+    def actor(self) -> Any:
+        """Hook: what acts while a rollout is collected, and values observations that follow its last action."""
+        return self.agent
 
     @property
     def mid_step(self) -> bool:
@@ -99,7 +107,7 @@ class OnPolicyLoop(OnlineLoop):
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         if self._rollout.partial:
-            self._rollout.cut(lost, self.agent.values(obs))
+            self._rollout.cut(lost, self.actor().values(obs))
         if self.reward_scaler is not None:
             self.reward_scaler.returns[lost > 0] = 0.0
 
@@ -133,7 +141,7 @@ class OnPolicyLoop(OnlineLoop):
     def collect(self) -> None:
         """Fill the rollout; where an episode was cut, with the value of its true last observation. If the run pauses,
         the next call goes on."""
-        run, envs, agent, rollout = self._run, self.collector, self.agent, self._rollout
+        run, envs, agent, rollout = self._run, self.collector, self.actor(), self._rollout
         rng, n, observe, scaler = self.exploration.generator, run.config.num_envs, self._observe, self.reward_scaler
         if not rollout.partial:
             rollout.clear()
@@ -165,7 +173,7 @@ class OnPolicyLoop(OnlineLoop):
 
     def finish_rollout(self) -> None:
         """Estimate advantages; a variant with rewards of its own replaces the environment's first."""
-        last_values = self.agent.values(self.collector.obs)
+        last_values = self.actor().values(self.collector.obs)
         self._rollout.compute_returns_and_advantages(last_values, self._cfg.gamma, self._cfg.gae_lambda)
         self._run.note(explained_variance=explained_variance(self._rollout.values, self._rollout.returns))
 
