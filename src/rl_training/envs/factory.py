@@ -265,12 +265,9 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
         _register_games(env_id)
     module, colon, name = env_id.partition(":")
     try:
-        home = import_named(module) if colon else None
-        make = getattr(home, name, None)
+        make = getattr(_home(module, name), name, None) if colon else None
         if make is not None and makes_parallel(make, name):
             return _limited(made_parallel(make(**kwargs)), limit)
-        if home is not None:
-            _register_names(home, name)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
@@ -297,11 +294,19 @@ def _hint(env_id: str, error: Exception) -> str:
     return ""
 
 
-def _register_names(module: Any, name: str) -> None:
-    """Call a module's ``register_envs``, for those whose import alone makes no names known (MinAtar)."""
-    register = getattr(module, "register_envs", None)
-    if name not in gym.registry and register is not None and register is not gym.register_envs:
+def _home(module: str, name: str) -> Any:
+    """Import the module that a name belongs to. If that alone does not make the name known, and the module has a function
+    ``register_envs`` (MinAtar), it is called."""
+    home = import_named(module)
+    register = getattr(home, "register_envs", None)
+    if (
+        name not in gym.registry
+        and not hasattr(home, name)
+        and callable(register)
+        and register is not gym.register_envs
+    ):
         register()
+    return home
 
 
 def _register_games(env_id: str) -> None:
