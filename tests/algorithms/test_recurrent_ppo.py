@@ -218,8 +218,7 @@ def test_an_episode_whose_environment_was_lost_ends_with_the_value_of_its_own_st
 
 
 @pytest.mark.filterwarnings("ignore:.*has no time limit")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("env", [Pictures, Signs], ids=["images", "parts"])
+@pytest.mark.parametrize(("kind", "env"), [("lstm", Pictures), ("gru", Signs)], ids=["images", "parts"])
 def test_images_and_parts_pass_their_encoder_and_then_the_memory_one_for_actor_and_critic(tiny, kind, env):
     options = {"recurrent": kind, "recurrent_size": 6, "sequence_length": 4, "num_envs": 2, "hidden_sizes": [8]}
     result = get_algorithm_spec("ppo").train(tiny("ppo", env_id="own", **options), env=env)
@@ -245,7 +244,7 @@ class StopAtEpisode(Callback):
             trainer.request_stop("a test")
 
 
-@pytest.mark.parametrize(("kind", "num_envs"), [("lstm", 1), ("lstm", 3), ("gru", 3)])
+@pytest.mark.parametrize(("kind", "num_envs"), [("gru", 1), ("lstm", 3)])
 @pytest.mark.parametrize("stop", [StopAt(100), StopAtEpisode(4)], ids=["between passes", "within a rollout"])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tiny, kind, num_envs, stop):
     options = {"num_envs": num_envs, "total_timesteps": 300, "recurrent": kind, "sequence_length": 5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,7 @@ def bash(script, *words, folder="."):
     return set(done.stdout.split())
 
 
+PRESETS = {f"configs/ppo/{path.name}" for path in (Path(__file__).parents[2] / "configs" / "ppo").glob("*.yaml")}
 OFFERED = [
     (("tr",), {"train"}),
     (("re",), {"resume", "report"}),
@@ -43,7 +45,7 @@ OFFERED = [
     (("train", "--algo", "qr"), {"qr_dqn"}),
     (("train", "--algo", ""), set(ALGORITHMS)),
     (("sweep", "--backend", ""), {"local", "ray"}),
-    (("train", "--config", "configs/ppo/"), {"configs/ppo/cartpole.yaml", "configs/ppo/lunarlander.yaml"}),
+    (("train", "--config", "configs/ppo/"), PRESETS),
     (("show", "td"), {"td3_bc"}),
     (("schema", "drea"), {"dreamer"}),
     (("export", "--format", ""), {"onnx", "torch"}),

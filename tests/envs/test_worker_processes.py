@@ -441,7 +441,7 @@ def begun(tmp_path, hangs=0):
 
 
 def ended(pids):
-    for _ in range(500):
+    for _ in range(6_000):  # two minutes, on a machine that does other things too
         if not any(map(running, pids)):
             return True
         time.sleep(0.02)
@@ -452,7 +452,7 @@ def ended(pids):
 def test_an_interrupt_of_the_whole_group_saves_the_run_and_leaves_nobody(tmp_path):
     run, workers = begun(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: workers hear it too
-    assert "stopped at" in run.communicate(timeout=60)[0]
+    assert "stopped at" in run.communicate(timeout=300)[0]
     assert len(workers) == 2 and ended(workers)
     assert list(tmp_path.glob("*/checkpoints/step_*.ckpt"))
 

@@ -562,10 +562,10 @@ def test_a_safe_graph_that_is_compiled_again_names_its_metrics_anew():
 
 def test_only_learners_with_graphs_are_announced_as_guarded():
     class Graphs:
-        PARTS = ("_learn",)
+        PARTS, EAGER = ("_learn",), ""
 
     class Kernels:
-        PARTS = ()
+        PARTS, EAGER = (), ""
 
     config = TrainConfig(algo="dreamer", env_id="X", compile="safe", threads=1)
     assert "guards" in Engine.choose(config, Graphs(), 10).why

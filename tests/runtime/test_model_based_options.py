@@ -183,11 +183,11 @@ def test_sequences_are_kept_in_a_buffer_of_their_size_and_no_more_than_a_run_can
         rng=lambda name: Rng(0, name),
     )  # fmt: skip
     buffer = dreamer_trainer.make_sequences(
-        run, dreamer_trainer.DreamerOptions(buffer_capacity=capacity, sequence_length=4)
+        run, dreamer_trainer.DreamerOptions(buffer_capacity=capacity, sequence_length=4), 4
     )
     assert (buffer.capacity, buffer.num_envs, buffer.sequence_length) == (rows, 2, 4)
     with pytest.raises(ConfigError, match="cannot hold sequences of 4"):
-        dreamer_trainer.make_sequences(run, dreamer_trainer.DreamerOptions(buffer_capacity=6, sequence_length=4))
+        dreamer_trainer.make_sequences(run, dreamer_trainer.DreamerOptions(buffer_capacity=6, sequence_length=4), 4)
 
 
 def test_the_sizes_of_the_paper_and_three_smaller_ones():

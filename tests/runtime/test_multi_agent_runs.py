@@ -181,7 +181,7 @@ def test_a_buffer_takes_rows_of_some_environments_with_images_and_windows():
         ends = np.array([t % 5 == 4, t % 3 == 2])
         rows = {"obs": image(t), "actions": np.zeros(2), "rewards": np.ones(2), "next_obs": image(t + 1), "dones": ends}
         plain.add(**rows)
-        masked.add(**rows, streams=[3, 1])
+        masked.add_some([3, 1], **{**rows, "truncations": np.zeros(2)})
     for name, column in plain.columns().items():
         assert np.array_equal(column, masked.columns()[name]), name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -74,26 +75,20 @@ class ReplayBuffer:
         """Whether every row stands for itself: a transition of one step, whose images are no other row's too."""
         return self._window is None and not isinstance(self._layout, FrameLayout)
 
-    def add(
-        self,
-        *,
-        obs: Any,
-        actions: Any,
-        rewards: Any,
-        next_obs: Any,
-        dones: Any,
-        truncations: Any = None,
-        streams: Any = None,
-    ) -> None:
-        """Append one row or many; every value has the same leading length. ``streams``: the numbers of the rows'
-        environments, where a step is not one of all of them."""
+    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncations: Any = None) -> None:
+        """Append one row or many; every value has the same leading length."""
         rewards = np.asarray(rewards)
         rows: Rows = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": next_obs, "dones": dones}
         rows["truncations"] = np.zeros(rewards.shape) if truncations is None else truncations
         if rewards.ndim == 0:
             rows = {name: np.asarray(value)[None] for name, value in rows.items()}
-        if streams is not None:
-            rows["streams"] = streams
+        self._add(rows)
+
+    def add_some(self, streams: Sequence[int], **rows: Any) -> None:
+        """Append the rows of some environments, which are numbered, as ``add`` does for a step of all."""
+        self._add({**rows, "streams": streams})
+
+    def _add(self, rows: Rows) -> None:
         rows = self._layout.encode(rows, self._evict_oldest)
         complete = rows if self._window is None else self._window.push(rows)
         rows.pop("streams", None)

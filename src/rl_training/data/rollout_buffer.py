@@ -135,12 +135,11 @@ class RolloutBuffer:
     def iter_minibatches(self, minibatch_size: int, shuffle: bool = True) -> Iterator[Tensors]:
         """Every row once. The rows are shuffled in one gather per field; a minibatch is then a slice."""
         rows = self._flat()
-        size = len(rows["values"])
         if shuffle:
-            rows["order"] = torch.from_numpy(self.rng.generator.permutation(size))
+            rows["order"] = torch.from_numpy(self.rng.generator.permutation(len(rows["values"])))
         rows = to_device(rows, self._device)
         if shuffle:
             order = rows.pop("order")
             rows = {name: row.index_select(0, order) for name, row in rows.items()}
-        for start in range(0, size, minibatch_size):
+        for start in range(0, len(rows["values"]), minibatch_size):
             yield {name: row[start : start + minibatch_size] for name, row in rows.items()}

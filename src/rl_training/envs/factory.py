@@ -130,13 +130,6 @@ class EnvFactory:
         env = self.make(training=training)
         return Game(env, time_limit_of(env))
 
-    def require_one_agent(self, who: str) -> None:
-        """Refuse a parallel environment."""
-        agents = self.spaces().agents
-        if agents:
-            text = f"{who} takes environments with one agent, and {self.name} has {len(agents)}; ppo, dqn, qr_dqn, iqn"
-            raise ValueError(f"{text} and fqf train them with one shared policy")
-
     def make_changed(self, env_kwargs: dict[str, Any]) -> gym.Env:
         """A new training environment in which some arguments differ."""
         own = {**self.env_kwargs.get("training", {}), **env_kwargs}
@@ -295,8 +288,8 @@ def _hint(env_id: str, error: Exception) -> str:
 
 
 def _home(module: str, name: str) -> Any:
-    """Import the module that a name belongs to. If that alone does not make the name known, and the module has a function
-    ``register_envs`` (MinAtar), it is called."""
+    """Import the module that a name belongs to. If that alone does not make the name known, and the module has a
+    function ``register_envs`` (MinAtar), it is called."""
     home = import_named(module)
     register = getattr(home, "register_envs", None)
     if (

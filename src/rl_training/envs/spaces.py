@@ -77,7 +77,7 @@ class Spaces:
             "frames": _stacked(env) if image else 1,
             "raw": env.env.observation_space if isinstance(env, FlattenObservation) else None,
             "parts": parts,
-            "agents": getattr(env.unwrapped, "agent_names", ()),
+            "agents": getattr(getattr(env, "unwrapped", None), "agent_names", ()),
         }
         if isinstance(act, gym.spaces.Discrete):
             return cls(**common, action_kind="discrete", action_shape=(), choices=(int(act.n),), start=int(act.start))
@@ -202,8 +202,12 @@ class Spaces:
         seen = f"({self.parts.describe()})" if self.mixed and self.parts is not None else self.obs_shape
         return f"{self.obs_kind} {seen} and {actions}"
 
-    def require(self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...]) -> None:
-        """Fail early, with one message shape for every algorithm."""
+    def require(
+        self, who: str, env_id: str, *, obs: tuple[str, ...], actions: tuple[str, ...], shared: bool = False
+    ) -> None:
+        """Fail early, with one message shape for every algorithm; ``shared``: agents may share its policy."""
+        if not shared:
+            self.require_one_agent(who, env_id)
         if self.obs_kind in obs and self.action_kind in actions:
             return
         names = {"discrete": "Discrete", "box": "Box", "multi_discrete": "MultiDiscrete", "multi_binary": "MultiBinary"}
@@ -212,6 +216,12 @@ class Spaces:
             "; env_kwargs.wrappers.parts can drop or flatten parts" if self.mixed and self.obs_kind not in obs else ""
         )
         raise ValueError(f"{who} needs {needs}; {env_id} has {self.describe()}{advice}")
+
+    def require_one_agent(self, who: str, env_id: str) -> None:
+        """Refuse a parallel environment."""
+        if self.agents:
+            several = f"{who} takes environments with one agent, and {env_id} has {len(self.agents)}"
+            raise ValueError(f"{several}; ppo, dqn, qr_dqn, iqn and fqf train them with one shared policy")
 
     def encode(self, obs: Any) -> np.ndarray:
         """One observation of the wrapped environment, or a batch of them, in the networks' layout and type."""

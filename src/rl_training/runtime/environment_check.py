@@ -161,10 +161,11 @@ def algorithms_for(spaces: Spaces, name: str) -> dict[str, str]:
     for algo in ALGORITHMS:
         spec = get_algorithm_spec(algo)
         try:
-            spaces.require(algo, name, obs=spec.obs, actions=spec.actions)
-            found[algo] = "a single agent" if spaces.agents and spec.shared is None else ""
+            spaces.require(algo, name, obs=spec.obs, actions=spec.actions, shared=spec.shared is not None)
+            found[algo] = ""
         except ValueError as error:
-            found[algo] = str(error).partition(";")[0].removeprefix(f"{algo} needs ")
+            needs = str(error).partition(";")[0].removeprefix(f"{algo} needs ")
+            found[algo] = needs.removeprefix(f"{algo} takes ").partition(", and ")[0]
     return found
 
 

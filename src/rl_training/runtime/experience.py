@@ -41,7 +41,7 @@ def collect(
     if (steps is None) == (episodes is None):
         raise ValueError("say how many steps or how many episodes to collect, one of the two")
     factory = EnvFactory(config.env_id, {**config.env_kwargs, "training": config.env_kwargs.get("evaluation", {})})
-    factory.require_one_agent("collect")
+    factory.spaces().require_one_agent("collect", config.env_id)
     rng, total = Rng(seed, "collection").generator, steps if steps is not None else episodes
     assert total is not None
     collector = Collector(factory, 1, seed, rewards=lambda rewards: rewards)

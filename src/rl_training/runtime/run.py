@@ -69,10 +69,9 @@ class Run(Counters):
 
     def collector(self, **options: Any) -> Collector:
         """The run's environments."""
-        config = self.config
+        config, kind = self.config, MultiAgentCollector if self.spaces.agents else Collector
         options |= {"log_info": config.log_info, "on_episode": self._episode_ended if self._on_episode else None}
         options |= {"backend": config.execution_backend, "workers": config.env_workers}
-        kind = MultiAgentCollector if self.spaces.agents else Collector
         self._collector = kind(self.factory, config.num_envs, config.seed, **options)
         return self._collector
 

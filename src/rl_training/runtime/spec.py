@@ -157,7 +157,7 @@ class AlgorithmSpec:
         return self._plan(config, factory.spaces(), network, device)
 
     def _plan(self, config: TrainConfig, spaces: Spaces, network: Network | None, device: str) -> Blueprint:
-        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions)
+        spaces.require(self.name, config.env_id, obs=self.obs, actions=self.actions, shared=self.shared is not None)
         return Blueprint(spaces, resolve_device(device), config.env_id, network)
 
     def _built(self, options: AlgorithmOptions, plan: Blueprint, state: CheckpointState | None) -> Learner:
@@ -178,8 +178,8 @@ class AlgorithmSpec:
         network: Network | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        """Train from the start, or on from ``checkpoint_state``; in ``run_dir``, which the caller has locked, or
-        else in a new directory."""
+        """Train from the start, or on from ``checkpoint_state``; in a new directory, or in ``run_dir``, which is
+        locked already."""
         if checkpoint_state is not None:
             self._check_resumed(checkpoint_state, config, env)
         factory = self._checked(config, env, loggers or ())
@@ -187,8 +187,6 @@ class AlgorithmSpec:
         chosen = {} if checkpoint_state is not None else self.chosen(config, factory, plan.spaces, network)
         config = with_options(config, chosen if checkpoint_state is None else saved_options(checkpoint_state))
         options = self.options(config)
-        if plan.spaces.agents and self.shared is None:
-            factory.require_one_agent(self.name)
         if plan.spaces.unbounded:
             _warn_of_unbounded_actions(config.env_id, plan.spaces)
         hooks = [*build_control_callbacks(config), *(callbacks or ())]

@@ -151,9 +151,8 @@ class OnPolicyLoop(OnlineLoop):
             actions, extras, _ = agent.act(envs.obs, step=run.step, rng=rng)
             seen = extras["obs"] if observe is not None else None  # as normalised when it was acted on
             step = envs.step(actions)
-            final_values: Any = 0.0
-            if step.truncated.any():  # cut, not finished: bootstrap from the episode's true last state
-                final_values = agent.values(step.next_obs)
+            # cut, not finished: bootstrap from the episode's true last state
+            final_values = agent.values(step.next_obs) if step.truncated.any() else 0.0
             rewards = step.rewards
             if scaler is not None:
                 rewards = scaler(rewards, np.maximum(step.terminated, step.truncated))

@@ -129,7 +129,7 @@ class SharedOffPolicyLoop(SharedLoop, OffPolicyLoop):
         if len(rows):
             columns = {"obs": step.obs, "actions": actions, "rewards": step.rewards, "next_obs": step.next_obs}
             columns |= {"dones": step.terminated, "truncations": step.truncated}
-            self.replay.add(**{name: column[rows] for name, column in columns.items()}, streams=rows.tolist(), **beside)
+            self.replay.add_some(rows.tolist(), **{name: column[rows] for name, column in columns.items()}, **beside)
 
     def cut(self, lost: np.ndarray, obs: np.ndarray) -> None:
         if self._cfg.n_step > 1:  # rows of one step are whole, and the last ones are not those of all agents
