@@ -375,3 +375,40 @@ def test_the_spaces_are_read_before_the_environment_is_watched():
         player = Player(EnvFactory(make, {}), 0)
         other = Spaces.of(EnvFactory(make, {}).make(training=True))
         assert player.spaces.matches(other) and player.spaces.obs_kind == other.obs_kind
+
+
+def test_of_several_agents_spaces_and_algorithms_are_said_and_nothing_is_played():
+    from rl_training.envs.multi_agent import MultiAgentEnv
+
+    class Pair:
+        """As PettingZoo has it: two agents that step at once."""
+
+        metadata = {"name": "pair", "render_modes": []}
+        possible_agents = ["left", "right"]
+        render_mode = None
+
+        def observation_space(self, agent):
+            return gym.spaces.Box(-1, 1, (2,))
+
+        def action_space(self, agent):
+            return gym.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            self.agents = [*self.possible_agents]
+            return {agent: np.zeros(2, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+        def step(self, actions):
+            raise AssertionError("nobody steps here")
+
+        def render(self):
+            return None
+
+        def close(self):
+            pass
+
+    assert MultiAgentEnv(Pair()).parallel.possible_agents == ["left", "right"]
+    report = check_env(Pair, steps=10)
+    assert report["trainable"] and only(report, "agents")[0] == "note" and "left, right" in only(report, "agents")[1]
+    takers = {algo for algo, need in report["facts"]["algorithms"].items() if not need}
+    assert {"ppo", "dqn"} <= takers and report["facts"]["algorithms"]["ppg"] == "environments with one agent"
+    assert json.loads(json.dumps(report)) == report

@@ -268,12 +268,9 @@ def _from_id(env_id: str, limit: int | None, kwargs: dict[str, Any]) -> gym.Env:
         _register_games(env_id)
     module, colon, name = env_id.partition(":")
     try:
-        imported = import_named(module) if colon else None
-        make = getattr(imported, name, None)
+        make = getattr(_home(module, name), name, None) if colon else None
         if make is not None and makes_parallel(make, name):
             return _limited(made_parallel(make(**kwargs)), limit)
-        if imported is not None:
-            _register_names(imported, name)
         env = gym.make(env_id, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's own constructor may raise
         raise ValueError(f"cannot make the environment {env_id!r}: {reason(error)}{_hint(env_id, error)}") from None
@@ -294,17 +291,25 @@ def _hint(env_id: str, error: Exception) -> str:
         return f"; {module} has {name}, and what it makes is taken by name if it {NAMED_SO}"
     if env_id.startswith("gymnasium_robotics:") and not unknown:
         return "; pip install 'rl_training[robotics]' brings these robots, and a MuJoCo that they work with"
-    for package, module, names in HOMES if unknown and ":" not in env_id else ():
+    for package, home, names in HOMES if unknown and ":" not in env_id else ():
         if env_id.startswith(names):
-            return f"; {package} has it as {module}:{env_id}"
+            return f"; {package} has it as {home}:{env_id}"
     return ""
 
 
-def _register_names(module: Any, name: str) -> None:
-    """Call a module's ``register_envs``, for those whose import alone makes no names known (MinAtar)."""
-    register = getattr(module, "register_envs", None)
-    if name not in gym.registry and register is not None and register is not gym.register_envs:
+def _home(module: str, name: str) -> Any:
+    """Import the module that a name belongs to. If that alone does not make the name known, and the module has a
+    function ``register_envs`` (MinAtar), it is called."""
+    home = import_named(module)
+    register = getattr(home, "register_envs", None)
+    if (
+        name not in gym.registry
+        and not hasattr(home, name)
+        and callable(register)
+        and register is not gym.register_envs
+    ):
         register()
+    return home
 
 
 def _register_games(env_id: str) -> None:

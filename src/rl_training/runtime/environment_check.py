@@ -111,7 +111,7 @@ def _examine(factory: EnvFactory, seed: int, steps: int) -> Examined:
     inner = player.watched.env
     given = _text(inner.observation_space), _text(inner.action_space)
     try:
-        played = play(player, steps, seed)
+        played = Played(seed=seed) if player.spaces.agents else play(player, steps, seed)
         limits = player.time_limit, player.limited
         found = Examined(factory.name, factory, player.spaces, given, played, *limits, modes=player.modes)
         if played.steps and not played.failure:
@@ -164,7 +164,8 @@ def algorithms_for(spaces: Spaces, name: str) -> dict[str, str]:
             spec.require(spaces, name)
             found[algo] = ""
         except ValueError as error:
-            found[algo] = str(error).partition(";")[0].removeprefix(f"{algo} ")
+            needs = str(error).partition(";")[0].removeprefix(f"{algo} ")
+            found[algo] = needs.partition(f", and {name} ")[0]
     return found
 
 
@@ -173,6 +174,10 @@ def remarks_on(found: Examined) -> Iterator[Remark]:
     yield from _on_spaces(found)
     if found.played.failure:
         yield Remark("rules", "problem", found.played.failure, "mend it in the environment: training would stop there")
+        return
+    if found.spaces.agents:
+        says = f"{', '.join(map(str, found.spaces.agents))} share one policy; what their steps return is not tried here"
+        yield Remark("agents", "note", says, "see the page on several agents, and train for a few steps")
         return
     yield Remark("rules", "ok", f"reset and step return what Gymnasium asks for, in {found.played.steps:,} steps")
     topics: tuple[Callable[[Examined], Iterator[Remark]], ...] = (
@@ -405,7 +410,7 @@ def _facts(found: Examined) -> dict[str, Any]:
         "algorithms": algorithms_for(spaces, found.name), "seed": played.seed, "steps": played.steps,
         "observations_outside": played.outside_count, "unbounded_actions": list(spaces.unbounded),
         "failure": played.failure or None,
-        "repeats": None if played.failure else {"again": not found.again, "fresh": not found.fresh},
+        "repeats": None if played.failure or not played.steps else {"again": not found.again, "fresh": not found.fresh},
         "seeds_matter": found.seeds_matter,
         "resumes_exactly": None if played.saved is None or played.failure else not (found.resumed or found.again),
         "reward": {"min": min(rewards), "max": max(rewards), "mean_size": float(np.abs(rewards).mean())},
@@ -415,5 +420,6 @@ def _facts(found: Examined) -> dict[str, Any]:
         "step_seconds": found.step_seconds, "processor_share": round(found.busy_share, 3),
         "step_processor_seconds": float(np.median(played.step_busy)) if played.step_busy else 0.0,
         "info_numbers": sorted(played.numbers), "success": played.success, "masks": bool(played.allowed),
-        "goals": goals_in(spaces) is not None, "films": not found.unfilmed and not played.failure,
+        "goals": goals_in(spaces) is not None, "agents": list(map(str, spaces.agents)),
+        "films": played.steps > 0 and not found.unfilmed and not played.failure,
     }  # fmt: skip
