@@ -410,5 +410,5 @@ def test_of_several_agents_spaces_and_algorithms_are_said_and_nothing_is_played(
     report = check_env(Pair, steps=10)
     assert report["trainable"] and only(report, "agents")[0] == "note" and "left, right" in only(report, "agents")[1]
     takers = {algo for algo, need in report["facts"]["algorithms"].items() if not need}
-    assert {"ppo", "dqn"} <= takers and report["facts"]["algorithms"]["ppg"] == "environments with one agent"
+    assert {"ppo", "dqn"} <= takers and report["facts"]["algorithms"]["ppg"] == "takes environments with one agent"
     assert json.loads(json.dumps(report)) == report
