@@ -17,6 +17,7 @@ SPACES = {
     "discrete": gym.spaces.Discrete(3, start=2),
     "multi_discrete": gym.spaces.MultiDiscrete([3, 2], start=[1, 0]),
     "multi_binary": gym.spaces.MultiBinary(3),
+    "joint": gym.spaces.Dict({"push": BOX, "turn": gym.spaces.Discrete(3, start=2)}),
 }
 
 
@@ -69,8 +70,16 @@ def test_the_policy_gives_the_agents_best_actions_in_the_environments_units(algo
     if normalize:
         agent.normalizer.fit(obs)
     agent.set_eval_mode()
-    expected = np.asarray(spaces.to_env(agent.act(obs, deterministic=True).actions))
+    expected = spaces.to_env(agent.act(obs, deterministic=True).actions)
     given = Policy(agent, spaces)(torch.from_numpy(obs)).numpy()
+    if kind == "joint":  # flat in a file, and in its parts again by the form that the spaces have
+        given, expected = ([spaces.form.restored(row) for row in rows] for rows in (given, expected))
+        assert all(SPACES[kind].contains(action) for action in given)
+        given, expected = (np.array([[*a["push"], a["turn"]] for a in actions]) for actions in (given, expected))
+        np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
+        assert len(np.unique(given[:, 2])) > 1
+        return
+    expected = np.asarray(expected)
     assert given.shape == expected.shape and given.dtype == expected.dtype
     np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
     assert len(np.unique(given, axis=0)) > 1 and all(SPACES[kind].contains(a if np.ndim(a) else int(a)) for a in given)

@@ -6,7 +6,6 @@ import argparse
 import json
 
 from rl_training.base.modules import look_here
-from rl_training.base.options import ConfigError
 from rl_training.base.trust import words_of_modules
 from rl_training.commands.flags import Command, count
 
@@ -34,6 +33,7 @@ def add(command: Command) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from rl_training.base.options import ConfigError
     from rl_training.experiment.yaml_config import apply_overrides, parse_override
 
     chosen = {}
