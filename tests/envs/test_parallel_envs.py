@@ -336,3 +336,84 @@ def test_not_any_function_that_a_file_names_is_called(name, tmp_path):
 def test_an_environment_that_counts_its_cycles_needs_no_other_limit(recwarn):
     collector(Meet)
     assert not [w for w in recwarn if "time limit" in str(w.message)]
+
+
+class Fixed:
+    """Opponents that act 0 for one agent."""
+
+    def __init__(self, agent):
+        self.agent, self.ended = agent, []
+
+    def act(self, envs, obs):
+        return np.zeros(len(envs), np.int64)
+
+    def seats(self, env):
+        return (self.agent,)
+
+    def episode_ended(self, env, returns):
+        self.ended.append(returns)
+
+
+def test_opponents_that_come_in_the_middle_of_an_episode_wait_for_the_next():
+    ours = collector(lambda: Meet(), envs=1)
+    ours.step(np.ones(2, np.int64))
+    before, fixed = ours.learning.copy(), Fixed(ours.seats.agents[0])
+    ours.oppose(fixed)
+    assert np.array_equal(ours.learning, before)
+    other = collector(lambda: Meet(), envs=1)
+    other.load_state_dict(copy.deepcopy(ours.state_dict()))
+    other.oppose(fixed)  # a run that is resumed with opponents which it had not before
+    assert np.array_equal(other.learning, before)
+    while ours.seats.games[0].steps:
+        ours.step(np.ones(2, np.int64))
+    assert not ours.learning[0] and ours.learning[1]
+    assert fixed.ended == [{}], "an episode that began without them is nobody's victory"
+    ours.step(np.ones(2, np.int64))
+    assert not ours.acted[0]
+    other.load_state_dict(copy.deepcopy(ours.state_dict()))
+    assert not other.learning[0]
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_report_of_a_failure_ends_with_the_actions_that_failed(row):
+    class Sick(Meet):
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            self.steps_taken = getattr(self, "steps_taken", 0) + 1
+            if self.steps_taken == 2:
+                rewards[self.possible_agents[row]] = float("nan")
+            return obs, rewards, *rest
+
+    ours = collector(Sick, envs=1)
+    ours.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFailure) as caught:
+        ours.step(np.ones(2, np.int64))
+    assert len(caught.value.incident["actions"]) == 2
+
+
+def test_an_environment_is_not_made_anew_for_each_episode():
+    with pytest.raises(ValueError, match=r"has several agents, and env_kwargs\.remake is for one"):
+        EnvFactory(Meet, {"remake": True}).make(training=True)
+
+
+def test_masks_of_several_agents_are_refused_unless_they_are_left_to_the_networks():
+    class Masked(Meet):
+        def observation_space(self, agent):
+            return gym.spaces.Dict({"own": super().observation_space(agent), "action_mask": gym.spaces.MultiBinary(2)})
+
+    with pytest.raises(ValueError, match=r"masks of actions and several agents.*action_masks: false"):
+        EnvFactory(Masked, {}).make(training=True)
+    EnvFactory(Masked, {"action_masks": False}).make(training=True)
+
+
+def test_the_agents_of_training_and_evaluation_are_the_same():
+    def make():
+        env = Meet()
+        make.made += 1
+        if make.made % 2:
+            env.possible_agents = env.possible_agents[::-1]
+        return env
+
+    make.made = 0
+    with pytest.raises(ConfigError, match=r"in training and .* in evaluation: they must be the same"):
+        MultiAgentCollector(EnvFactory(make, {}), 2, 7)

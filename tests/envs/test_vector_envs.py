@@ -256,3 +256,20 @@ def test_a_failure_says_what_led_to_it_and_a_watchdog_is_told_of_calls():
         vector.step(np.array([1, 0]))
     assert failed.value.incident["actions"] == [0, 0, 1] and failed.value.incident["seed"] == episode_seed(7, 0, 0)
     assert np.isfinite(began).all() and dog.began == np.inf
+
+
+@pytest.mark.parametrize("mode", [DISABLED, SAME])
+def test_mappings_in_last_infos_are_taken_apart(mode):
+    wrapped = lambda: gym.wrappers.RecordEpisodeStatistics(Ends(terminate=True))  # noqa: E731
+    vector = Collector(
+        EnvFactory(lambda: SyncVectorEnv([wrapped] * 2, autoreset_mode=mode), {}), 2, 7, log_info=["limit"]
+    )
+    for _ in range(30):
+        vector.step(np.zeros(2, np.int64))
+    assert vector.episodes > 10 and all(episode.length == episode.info["limit"] for episode in vector.recent)
+
+
+def test_arguments_of_a_vector_env_cannot_be_changed():
+    vector = Collector(EnvFactory(vectors("CartPole-v1"), {}), 3, 7)
+    with pytest.raises(ValueError, match="the arguments of a VectorEnv cannot be changed while a run goes on"):
+        vector.set_env_kwargs({"max_episode_steps": 5})

@@ -119,6 +119,26 @@ def test_a_name_that_the_learner_uses_is_the_learners(tiny):
     assert len([one for one in said if "policy_loss" in str(one.message)]) == 1
 
 
+def test_a_line_that_would_hold_nothing_is_not_written(tiny):
+    hooks = Hooks(on_train_end=lambda trainer, result: trainer.log("policy_loss", 7))
+    with pytest.warns(UserWarning, match="a callback logs 'policy_loss', which the run logs itself"):
+        rows = rows_of(train(tiny("ppo"), hooks).run_dir)
+    assert all(len(set(row) - {"step", "time"}) > 0 for row in rows)
+
+
+def test_a_run_that_goes_on_without_a_callback_that_had_a_state_says_so(tiny):
+    class Counting(Callback):
+        def state_dict(self):
+            return {"count": 1}
+
+        def load_state_dict(self, state):
+            pass
+
+    run = train(tiny("ppo"), Counting(), StopAt(32)).run_dir
+    with pytest.warns(UserWarning, match="was saved with the callback Counting: it goes on without"):
+        resume_training(run)
+
+
 def test_numbers_logged_at_the_end_are_written_if_the_run_has_ended(tiny):
     hooks = Hooks(on_train_end=lambda trainer, result: trainer.log("last_word", 7))
     run = train(tiny("ppo"), hooks, StopAt(32)).run_dir

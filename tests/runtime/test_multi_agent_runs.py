@@ -12,11 +12,14 @@ from rl_training.base.options import ConfigError
 from rl_training.data import ReplayBuffer
 from rl_training.data.n_step import NStepWindow
 from rl_training.envs import multi_agent
+from rl_training.envs.factory import EnvFactory
 from rl_training.envs.film import Film
 from rl_training.envs.replay import episode_seed
+from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.runtime.evaluation import EVALUATION
+from rl_training.runtime.evaluation import EVALUATION, evaluate
 from rl_training.runtime.loops.shared import MaskedRollout, MaskedScaler
 from rl_training.runtime.workflows import evaluate_checkpoint, predict_checkpoint, resume_training
 from toys import StopAt, assert_same, rows_of, same_end
@@ -386,3 +389,14 @@ def test_what_does_not_share_a_policy_is_refused_in_one_line(tiny):
 
     with pytest.raises(ValueError, match="collect takes environments with one agent"):
         collect(config_of(tiny, "ppo"), None, steps=5)
+
+
+def test_an_evaluation_tells_the_watchdog_of_its_calls():
+    told, dog = [], Watchdog(5.0)
+    dog.call = lambda history, doing, call, *args: (told.append((doing, history["training"])), call(*args))[1]
+    factory = EnvFactory(lambda: Meet(steps=3), {}, watchdog=dog)
+    spec = get_algorithm_spec("ppo")
+    config = TrainConfig(algo="ppo", env_id="meet", num_envs=2)
+    agent = spec.build(spec.options(config), spec.blueprint(config, factory, None, "cpu"))
+    evaluate(agent, factory, episodes=2, seed=0)
+    assert told == 2 * [("reset", False), *[("step", False)] * 3]

@@ -102,6 +102,8 @@ class Collector:
         ours = sorted(set(wanted) & set(EnvOptions.model_fields) - {"max_episode_steps"})
         if ours:
             raise ValueError(f"env_kwargs.{ours[0]} cannot be changed while a run goes on")
+        if isinstance(self._workers, VectorEnvs):
+            raise ValueError("the arguments of a VectorEnv cannot be changed while a run goes on")
         if self._factory.name.startswith("ALE/"):
             raise ValueError("the arguments of an Atari environment cannot be changed while a run goes on")
         try:

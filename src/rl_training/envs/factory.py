@@ -29,7 +29,7 @@ from rl_training.envs.multi_agent import (
     made_parallel,
     makes_parallel,
     parallel_name,
-    require_plain_wrappers,
+    require_plain,
 )
 from rl_training.envs.options import EnvOptions, PartsOptions, RewardOptions, parse_env_kwargs
 from rl_training.envs.parts import packed
@@ -123,12 +123,15 @@ class EnvFactory:
         if backend != "local":
             problem = f"{self.name} has several agents, and is stepped in the run's own process: take local"
             raise ConfigError([(("execution_backend",), problem)])
-        spaces, first = self.spaces(), self.make(training=True)
+        evaluated, first = self.spaces().agents, self.make(training=True)
         try:
-            action_space: Any = first.action_space
+            action_space, agents = first.action_space, Spaces.of(first).agents
         finally:
             first.close()
-        return Seats(lambda: self.game(training=True), action_space, spaces.agents, num_envs, seed, self.watchdog)
+        if agents != evaluated:
+            names = f"{', '.join(agents)} in training and {', '.join(evaluated)} in evaluation"
+            raise ConfigError([(("env_kwargs",), f"{self.name} has the agents {names}: they must be the same")])
+        return Seats(lambda: self.game(training=True), action_space, agents, num_envs, seed, self.watchdog)
 
     def game(self, *, training: bool) -> Game:
         """A new parallel environment, to be played."""
@@ -146,7 +149,7 @@ class EnvFactory:
         env = Remade(base) if options.remake else base()
         wrappers = options.wrappers
         if isinstance(env.unwrapped, MultiAgentEnv):
-            require_plain_wrappers(wrappers, self.name)
+            require_plain(options, env.observation_space, self.name)
         if wrappers.atari is not None:
             env = AtariPreprocessing(env, **wrappers.atari.model_dump(exclude={"frame_stack"}))
             if options.max_episode_steps is not None:  # in steps of the agent, not frames of the emulator

@@ -14,7 +14,7 @@ import numpy as np
 
 from rl_training.base.errors import reason
 from rl_training.envs.checks import EnvironmentFailure, described
-from rl_training.envs.options import WrapperOptions
+from rl_training.envs.options import EnvOptions, WrapperOptions
 from rl_training.envs.wrappers import layers
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "made_parallel",
     "makes_parallel",
     "parallel_name",
-    "require_plain_wrappers",
+    "require_plain",
 ]
 
 FILL = 0.0  # entries of the rows of agents that are not there
@@ -174,11 +174,17 @@ def _of(values: Mapping[Any, Any], what: str, agent: Any) -> Any:
     return values[agent]
 
 
-def require_plain_wrappers(options: WrapperOptions, name: str) -> None:
-    """Refuse wrappers that change more than the observation of an agent as it comes."""
+def require_plain(options: EnvOptions, space: gym.Space[Any], name: str) -> None:
+    """Refuse what is for environments with one agent: wrappers that change more than the observation of an agent as it
+    comes, environments that are made anew, and masks of actions."""
+    if options.remake:
+        raise ValueError(f"{name} has several agents, and env_kwargs.remake is for one: set everything in reset")
+    if options.action_masks and isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces:
+        text = "env_kwargs.action_masks: false leaves them in what networks see, and any action may be taken"
+        raise ValueError(f"{name} has masks of actions and several agents, and only one agent keeps to them: {text}")
     own, plain = ("parts", "keep", "reward"), WrapperOptions()
     for given in WrapperOptions.model_fields:
-        if given not in own and getattr(options, given) != getattr(plain, given):
+        if given not in own and getattr(options.wrappers, given) != getattr(plain, given):
             raise ValueError(
                 f"{name} has several agents, for which env_kwargs.wrappers takes {', '.join(own)} and not {given}: "
                 "wrap the environment itself, as with SuperSuit"
@@ -203,7 +209,7 @@ class Game:
         self.ids, self.size = base.agent_ids, len(base.agent_ids)
         self.empty = np.full(space.shape, FILL, space.dtype)  # the observation of an empty seat
         self.present = np.zeros(self.size, bool)
-        self._steps = 0
+        self.steps = 0  # steps of this episode
 
     @property
     def over(self) -> bool:
@@ -212,7 +218,7 @@ class Game:
     def begin(self, seed: int | None) -> list[np.ndarray]:
         """Begin an episode: the observations of all seats."""
         obs, _ = self._base.begin(seed)
-        self._steps = 0
+        self.steps = 0
         self.present = np.array([agent in obs for agent in self.ids])
         return [self._seen(obs[agent]) if agent in obs else self.empty for agent in self.ids]
 
@@ -224,8 +230,8 @@ class Game:
         result = self._base.parallel.step(given)
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(one, Mapping) for one in result):
             raise EnvironmentFailure(f"step returned {described(result)}, not {STEP}")
-        self._steps += 1
-        left, late = self._base.listed(), self._steps == self._limit
+        self.steps += 1
+        left, late = self._base.listed(), self.steps == self._limit
         results = [self._result(agent, agent in acting, agent in left, late, result) for agent in self.ids]
         self.present = np.array([agent in left and not late for agent in self.ids])
         return results

@@ -55,6 +55,7 @@ class MultiAgentCollector(Collector):
         self._totals = np.zeros(n)  # returns of agents in their environment's episode, but for those under way
         self._took_part = np.zeros(n, bool)
         self.acted = self.learning
+        self._before: list[int] = []  # steps of each environment's episode before the one under way
         self.learned_from = 0  # steps of rows that the learner has acted for
 
     @property
@@ -69,10 +70,12 @@ class MultiAgentCollector(Collector):
         return rows
 
     def oppose(self, opponents: Opponents) -> None:
-        """Let others act for some of the agents, from the next step on."""
+        """Let others act for some of the agents: at once where an episode has just begun, elsewhere from the next one
+        on, so that nobody's episode changes hands."""
         self._opponents = opponents
-        for env in range(len(self.seats.games)):
-            self._seat_opponents(env)
+        for env, game in enumerate(self.seats.games):
+            if game.steps == 0:
+                self._seat_opponents(env)
 
     def _seat_opponents(self, env: int) -> None:
         assert self._opponents is not None
@@ -92,7 +95,7 @@ class MultiAgentCollector(Collector):
             return None
         number = self._at // self.seats.size
         history, rows = self.seats.history(number), self.seats.rows(number)
-        if self._taken is not None:  # the actions whose step failed
+        if self._taken is not None and len(history["actions"]) == self._before[number]:  # the actions whose step failed
             history["actions"].append(list(self._taken[rows.start : rows.stop]))
         return incident(history, training=True, index=number)
 
@@ -100,6 +103,7 @@ class MultiAgentCollector(Collector):
 
     def send(self, actions: np.ndarray) -> None:
         self.acted, self._took_part = self.learning, self._took_part | self.seats.present
+        self._before = [game.steps for game in self.seats.games]
         if self._opponents is not None:
             theirs = np.flatnonzero(self.seats.present & self._theirs)
             if len(theirs):
@@ -142,8 +146,11 @@ class MultiAgentCollector(Collector):
         rows = self.seats.rows(env)
         if self._opponents is not None:
             returns = {name: float(self._totals[i]) for name, i in zip(self.seats.agents, rows) if self._took_part[i]}
-            self._opponents.episode_ended(env, returns)
+            seated = self._theirs[rows.start : rows.stop].any()  # else the episode began without opponents
+            self._opponents.episode_ended(env, returns if seated else {})
             self._seat_opponents(env)
+        else:
+            self._theirs[rows.start : rows.stop] = False
         self._totals[rows.start : rows.stop], self._took_part[rows.start : rows.stop] = 0.0, False
 
     def metrics(self) -> dict[str, float]:
@@ -155,15 +162,17 @@ class MultiAgentCollector(Collector):
         agents = {
             "totals": torch.from_numpy(self._totals.copy()),
             "took_part": torch.from_numpy(self._took_part.copy()),
+            "theirs": torch.from_numpy(self._theirs.copy()),
             "learned_from": self.learned_from,
         }
         return {**super().state_dict(), "agents": agents}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         n = len(self.obs)
-        saved = Saved(state.get("agents", {}), ("totals", "took_part", "learned_from"))
+        saved = Saved(state.get("agents", {}), ("totals", "took_part", "theirs", "learned_from"))
         self._totals = saved.array("totals", np.float64, (n,), finite=True).copy()
         self._took_part = saved.array("took_part", np.bool_, (n,)).copy()
+        self._theirs = saved.array("theirs", np.bool_, (n,)).copy()
         self.learned_from = saved.count("learned_from")
         super().load_state_dict({name: part for name, part in state.items() if name != "agents"})
         self.acted = self.learning

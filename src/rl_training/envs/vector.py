@@ -288,10 +288,10 @@ def _mode(vector: VectorEnv) -> AutoresetMode:
 
 
 def _info_of(infos: Any, i: int) -> dict[str, Any]:
-    """The entries of a VectorEnv's infos that environment ``i`` has given."""
+    """The entries of a VectorEnv's infos that environment ``i`` has given; those that are mappings hold arrays too."""
     found = {}
     for name, values in infos.items() if isinstance(infos, dict) else ():
         mask = infos.get(f"_{name}")
         if mask is not None and mask[i]:
-            found[name] = values[i]
+            found[name] = _info_of(values, i) if isinstance(values, dict) else values[i]
     return found

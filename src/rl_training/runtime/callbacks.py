@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,10 @@ class CallbackList:
             ours, saved = _of(kind, self._stateful), _of(kind, state)
             for cb, one in zip(ours, saved):
                 cb.load_state_dict(one)
+        left = {name.partition(":")[2] for name in state} - {name.partition(":")[2] for name in self._stateful}
+        if left:
+            text = "it goes on without; give it again by callbacks=[...] to go on as before"
+            warnings.warn(f"the run was saved with the callback {', '.join(sorted(left))}: {text}", stacklevel=2)
 
 
 def _of(kind: str, named: Mapping[str, Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from rl_training.envs.incidents import History, incident
 from rl_training.envs.multi_agent import Game, MultiAgentEnv
 from rl_training.envs.replay import episode_seed
 from rl_training.envs.spaces import Spaces
+from rl_training.envs.watchdog import Watchdog
 
 __all__ = ["LONGEST", "UNLIMITED", "EvaluationStopped", "evaluate", "scored"]
 
@@ -71,6 +72,7 @@ def evaluate(
     kind = _GamePlayer if isinstance(env.unwrapped, MultiAgentEnv) else _Player
     try:
         player = kind(agent, env, factory.name, seed, deterministic, most_steps, watch, stop, log_info)
+        player.watchdog = factory.watchdog
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             played, cut = zip(*map(player.play, range(episodes)))
@@ -118,6 +120,7 @@ class _Player:
         self._agent, self._env, self._name, self._seed = agent, env, name, seed
         self._deterministic, self._limit, self._watch = deterministic, limit, watch
         self._stop, self._log_info = stop, log_info
+        self.watchdog: Watchdog | None = None  # where calls go past the environment's wrappers
         self._info: Any = None  # of the last step
         self._rng, self._spaces = np.random.default_rng((seed, EVALUATION)), Spaces.of(env)
         self._checks = Checks(self._spaces)
@@ -193,12 +196,17 @@ class _GamePlayer(_Player):
         return Episode(float(np.mean([*returns.values()])), length, numbers, agents=returns), cut
 
     def _begin(self, game: Game, seed: int) -> list[Any]:
-        return [self._checks.observation(obs) for obs in game.begin(seed)]
+        return [self._checks.observation(obs) for obs in self._watched("reset", game.begin, seed)]
+
+    def _watched(self, doing: str, call: Callable[..., Any], *args: Any) -> Any:
+        if self.watchdog is None:
+            return call(*args)
+        return self.watchdog.call({**self._history, "training": False}, doing, call, *args)
 
     def _step_all(self, game: Game, actions: Any) -> list[tuple[Any, float, Any]]:
         """Observation, reward and info of every seat."""
         self._history["actions"].append(list(actions))
-        results = game.step(actions)
+        results = self._watched("step", game.step, actions)
         return [(*self._checks.step(result)[:2], result[4]) for result in results]
 
     def _mean_numbers(self, infos: list[Any]) -> dict[str, float]:

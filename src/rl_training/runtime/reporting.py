@@ -106,8 +106,8 @@ class Reporter:
 
     def flush(self, step: int) -> None:
         """Write callbacks' numbers as a line of their own, if there are any."""
-        if self._logged:
-            logged, self._logged = self._apart(self._logged, {}), {}
+        logged, self._logged = self._apart(self._logged, {}) if self._logged else {}, {}
+        if logged:
             self._to_loggers(step, logged, logged)
 
     @contextlib.contextmanager
