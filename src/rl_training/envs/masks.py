@@ -15,7 +15,7 @@ import numpy as np
 
 from rl_training.base.options import ConfigError
 from rl_training.envs.actions import FlatActions
-from rl_training.envs.checks import Checks, EnvironmentFailure, described, failure
+from rl_training.envs.checks import Checks, EnvironmentFailure, described
 from rl_training.envs.multi_agent import MultiAgentEnv
 from rl_training.envs.options import PartsOptions
 from rl_training.envs.parts import is_seen
@@ -184,12 +184,17 @@ def _can_mask(env: gym.Env) -> bool:
 
 
 def _in_info(env: gym.Env, known: dict[str, bool], name: str) -> bool:
-    """Whether a reset's info has a mask, which is asked once. A reset that fails says nothing of masks."""
+    """Whether a reset's info has a mask, which is asked once. An environment that fails is left to fail when it is used,
+    and is asked again if it does not: masks that were not seen at first are refused."""
     if hasattr(env.unwrapped, "ale"):  # whose first reset takes long, and which has none
         return False
     if "info" not in known:
         try:
             known["info"] = MASK in env.reset(seed=0)[1]
-        except Exception as error:  # whatever a reset may raise
-            raise failure(name, error, "in the reset that shows whether infos have masks of actions") from error
+        except Exception:  # whatever a reset may raise
+            known["failed"] = True
+            return False
+        if known["info"] and "failed" in known:
+            problem = "gives masks of actions, which was not seen at first, as a reset failed"
+            raise EnvironmentFailure(f"{name} {problem}: set env_kwargs.{METHOD}: true, or false to leave them out")
     return known["info"]
