@@ -106,7 +106,7 @@ def test_a_reset_that_fails_is_not_taken_for_one_without_masks():
     factory = EnvFactory(Late, {})
     factory.spaces()
     assert "info" not in factory.known
-    with pytest.raises(EnvironmentFailure, match="Late gives masks of actions, which was not seen at first.*: true"):
+    with pytest.raises(EnvironmentFailure, match=r"Late gives masks of actions, which was not seen at first.*: true"):
         factory.make(training=True)
 
 

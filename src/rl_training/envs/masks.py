@@ -184,7 +184,7 @@ def _can_mask(env: gym.Env) -> bool:
 
 
 def _in_info(env: gym.Env, known: dict[str, bool], name: str) -> bool:
-    """Whether a reset's info has a mask, which is asked once. An environment that fails is left to fail when it is used,
+    """Whether a reset's info has a mask, which is asked once. An environment that fails is left to fail when used,
     and is asked again if it does not: masks that were not seen at first are refused."""
     if hasattr(env.unwrapped, "ale"):  # whose first reset takes long, and which has none
         return False
