@@ -305,7 +305,7 @@ class _Transfer:
 
 def _masked(agent: Learner) -> bool:
     """Whether an agent chooses among actions that masks allow."""
-    return any(getattr(module, "masks", None) is not None for module in agent.policy_module().modules())
+    return any(getattr(getattr(agent, name, None), "masks", None) is not None for name in POLICIES)
 
 
 STATISTICS = ("mean", "inverse_std", "square", "exact_mean", "count")  # of a normaliser, by name
