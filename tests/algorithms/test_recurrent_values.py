@@ -327,6 +327,7 @@ def test_a_cue_is_remembered_with_a_memory_and_only_with_one(tiny):
         ({"hindsight": "future"}, "leave hindsight out: the stored states were met with another goal"),
         ({"initial_random_steps": 10}, "leave initial_random_steps out: random steps would leave the state behind"),
         ({"recurrent": None, "burn_in": 4}, "burn_in does nothing without recurrent"),
+        ({"sequence_length": 1}, "sequence_length: .* 2, got 1"),  # it might hold no transition
         ({"recurrent": "rnn"}, "recurrent: should be 'lstm' or 'gru'"),
     ],
 )

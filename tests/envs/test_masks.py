@@ -57,6 +57,73 @@ def test_a_box_of_actions_has_no_mask():
         spaces_of(make, action_masks=True)
 
 
+def test_masks_that_have_no_use_are_mentioned_once(recwarn):
+    class Mixed(Restricted):
+        def __init__(self, space):
+            super().__init__("method")
+            self.action_space, self.mask = space, np.ones(1, bool)
+
+    mix = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (1,), np.float32)))
+    for space in (mix, gym.spaces.MultiBinary(3)):
+        factory = EnvFactory(lambda space=space: Mixed(space), {})
+        with pytest.warns(UserWarning, match="gives masks of its actions, which are .*: these masks are not used"):
+            assert factory.spaces().bare is None
+        recwarn.clear()
+        factory.spaces()
+        EnvFactory(lambda space=space: Mixed(space), {"action_masks": False}).spaces()
+        EnvFactory(lambda space=space: Counter(actions=space), {}).spaces()
+        assert not [str(one.message) for one in recwarn if "masks" in str(one.message)]
+
+
+def test_masks_and_integers_are_those_of_training_and_evaluation_alike():
+    for who in ("training", "evaluation"):
+        for option, value in (("action_masks", False), ("integer_actions", "rounded")):
+            with pytest.raises(ConfigError, match=f"env_kwargs.{who}.*{option} is for training and evaluation alike"):
+                spaces_of(Restricted, **{who: {option: value}})
+
+
+@pytest.mark.parametrize("parts", [{"drop": ["action_mask"]}, {"keep": ["observation"]}])
+def test_a_mask_that_parts_leave_out_is_no_mask(parts):
+    spaces = spaces_of(lambda: Restricted("dict"), wrappers={"parts": parts})
+    assert spaces.bare is None and spaces.obs_shape == (3,)
+    both = {"wrappers": {"parts": parts}, "action_masks": True}
+    with pytest.raises(EnvironmentFailure, match="there is no mask of the actions"):
+        Collector(EnvFactory(lambda: Restricted("dict"), both), 1, seed=0)
+    kept = spaces_of(lambda: Restricted("dict"), wrappers={"parts": {"keep": ["observation", "action_mask"]}})
+    assert kept.bare.obs_shape == (3,)
+
+
+def test_a_reset_that_fails_is_not_taken_for_one_without_masks():
+    class Late(Restricted):
+        resets = 0
+
+        def reset(self, **kwargs):
+            Late.resets += 1
+            if Late.resets == 1:
+                raise RuntimeError("not up yet")
+            return super().reset(**kwargs)
+
+    factory = EnvFactory(Late, {})
+    factory.spaces()
+    assert "info" not in factory.known
+    with pytest.raises(EnvironmentFailure, match=r"Late gives masks of actions, which was not seen at first.*: true"):
+        factory.make(training=True)
+
+
+def test_a_property_gives_masks_as_a_method_does():
+    class Property(Restricted):
+        def __init__(self):
+            super().__init__("nowhere")
+
+        @property
+        def action_masks(self):
+            return self.mask  # there is none before the first reset
+
+    env = EnvFactory(Property, {}).make(training=True)
+    row, _ = env.reset(seed=1)
+    assert np.array_equal(env.observation_space.parts.allowed(row), env.unwrapped.mask)
+
+
 def test_masks_that_must_be_there_and_are_not():
     with pytest.raises(
         EnvironmentFailure, match=r"environment 0 .*: there is no mask of the actions, 'action_mask'.*on"
@@ -125,6 +192,56 @@ def test_only_a_terminated_episode_needs_no_mask(given):
     collector = Collector(EnvFactory(lambda: Forgets(given, False), {}), 1, seed=0)
     with pytest.raises(EnvironmentFailure, match=r"of the actions.*action_masks: false leaves masks out.* at step 0"):
         collector.step(collector.spaces.random_actions(np.random.default_rng(0), 1, collector.obs))
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ((np.ones(2, np.int8), np.array([0, 1, 1])), [1, 1, 0, 1, 1]),
+        ((np.zeros(2), np.zeros(3)), [1, 1, 1, 1, 1]),
+        (np.array([0, 0, 1, 0, 1]), [1, 1, 1, 0, 1]),
+        ((np.array([0, 1]), np.zeros(3)), [0, 1, 1, 1, 1]),
+        (None, [1, 1, 1, 1, 1]),
+        ([], [1, 1, 1, 1, 1]),
+    ],
+)
+def test_after_a_terminated_episode_each_choice_without_a_mask_is_open(given, allowed):
+    def make():
+        env = Forgets({"action_mask": given}, True)
+        env.sizes, env.action_space = (2, 3), gym.spaces.MultiDiscrete([2, 3])
+        return env
+
+    collector = Collector(EnvFactory(make, {}), 1, seed=0)
+    step = collector.step(collector.spaces.random_actions(np.random.default_rng(0), 1, collector.obs))
+    assert collector.spaces.parts.allowed(step.next_obs)[0].tolist() == [bool(one) for one in allowed]
+    with pytest.raises(ValueError, match="expected truth values"):
+        read_mask("none", (2, 3), over=True)
+
+
+@pytest.mark.parametrize(("where", "picture"), [("info", False), ("dict", True), ("parts", True)])
+def test_rows_without_their_masks_are_the_observations(where, picture):
+    class Parted(Restricted):
+        def __init__(self):
+            super().__init__("info", picture=True)
+            number = gym.spaces.Box(-1, 1, (2,), np.float32)
+            self.observation_space = gym.spaces.Dict({"image": self.seen, "number": number})
+
+        def _answer(self):
+            obs, info = super()._answer()
+            return {"image": obs, "number": self.np_random.uniform(-1, 1, 2).astype(np.float32)}, info
+
+    make = Parted if where == "parts" else lambda: Restricted(where, picture=picture)
+    spaces = spaces_of(make)
+    bare = EnvFactory(make, {"wrappers": {"parts": {"drop": ["action_mask"]}}} if where == "dict" else {})
+    bare = EnvFactory(bare.source, {**bare.env_kwargs, "action_masks": False})
+    rows, expected = [], []
+    for factory, kept in ((EnvFactory(make, {}), rows), (bare, expected)):
+        env = factory.make(training=True)
+        kept.extend(env.reset(seed=seed)[0] for seed in range(4))
+    wanted = bare.spaces().encode(np.stack(expected))
+    back = spaces.unmasked(np.stack(rows))
+    assert back.shape == (4, *spaces.bare.obs_shape) and back.dtype == wanted.dtype
+    assert np.array_equal(back, wanted) and spaces.recorded() == bare.spaces().recorded()
 
 
 def test_random_actions_are_uniform_over_what_is_allowed():

@@ -2,6 +2,7 @@
 
 import json
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -10,10 +11,16 @@ from masked_toys import ACTIONS, Locks, Restricted
 from rl_training import DQN, PPO
 from rl_training.api import algorithms as managed
 from rl_training.artifacts import export
+from rl_training.artifacts.collection import export_replay
 from rl_training.base.options import ConfigError
+from rl_training.data.agent_units import in_agent_units
+from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.models import MLPActorCritic
+from rl_training.runtime.experience import collect
+from rl_training.runtime.prediction import read_observations
 from rl_training.runtime.workflows import resume_training
 from rl_training.serving.messages import Messages, Refusal
 from rl_training.serving.schema import observation_schema
@@ -92,8 +99,6 @@ def test_a_stopped_run_ends_as_if_it_had_never_stopped(algo, tiny):
 
 def test_environments_in_processes_give_the_same_run(tiny):
     config = tiny("dqn", total_timesteps=192, num_envs=3, env_id="masked_toys:Restricted-v0", **RARELY)
-    import gymnasium as gym
-
     gym.register("Restricted-v0", entry_point="masked_toys:Restricted")
     try:
         spec, ends = get_algorithm_spec("dqn"), []
@@ -190,6 +195,85 @@ def test_a_server_needs_no_environment_to_keep_to_masks(trained):
         schema = observation_schema(served.spaces)
         assert schema["required"] == ["observation", "action_mask"]
         assert schema["properties"]["action_mask"]["minItems"] == ACTIONS
+
+
+class Pairs(Restricted):
+    """Observations that are a Tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gym.spaces.Tuple((self.seen, gym.spaces.Discrete(3)))
+
+    def _answer(self):
+        obs, info = super()._answer()
+        return (obs, 1), info
+
+
+def test_tuples_come_beside_their_mask_in_json():
+    spaces, mask = EnvFactory(Pairs, {}).spaces(), [True, False, False, True, False]
+    schema = observation_schema(spaces)["properties"]
+    assert schema["observation"]["type"] == "array" and set(schema) == {"observation", "action_mask"}
+    one = {"observation": [[0.1, 0.2, 0.3], 1], "action_mask": mask}
+    for given, count in ((one, None), ([one, one], 2)):
+        rows, single = read_observations(spaces, json.loads(json.dumps(given)))
+        assert single == (count is None) and len(rows) == (count or 1)
+        expected = [[0.1, 0.2, 0.3, 0, 1, 0, *mask]] * len(rows)
+        np.testing.assert_allclose(rows, expected, atol=1e-6)
+
+
+def test_datasets_hold_observations_without_their_masks(trained, tiny):
+    for _, checkpoint, make in trained.values():
+        state = load_checkpoint(checkpoint)
+        env_id = f"Masked{state.config['algo']}-v0"
+        config = TrainConfig(**{**state.config, "env_id": env_id})
+        gym.register(env_id, entry_point=make)
+        try:
+            data = collect(config, get_algorithm_spec(config.algo).load_fn(config, state), steps=40)
+            drop = {"wrappers": {"parts": {"drop": ["action_mask"]}}} if make is not by_info else {}
+            spaces = EnvFactory(env_id, {**drop, "action_masks": False}).spaces()
+        finally:
+            del gym.registry[env_id]
+        assert data.obs.shape == data.next_obs.shape == (40, 3)
+        assert in_agent_units(data, spaces, "data").actions.max() < ACTIONS
+        same = ~(data.dones + data.truncations)[:-1].bool()
+        assert same.any() and torch.equal(data.obs[1:][same], data.next_obs[:-1][same])
+
+
+def test_a_replay_is_exported_without_masks(tiny):
+    gym.register("Replayed-v0", entry_point="masked_toys:Restricted")
+    try:
+        config = tiny("dqn", total_timesteps=60, num_envs=2, env_id="Replayed-v0", **{**RARELY, "train_frequency": 20})
+        data = export_replay(get_algorithm_spec("dqn").train(config).checkpoint_path)
+    finally:
+        del gym.registry["Replayed-v0"]
+    assert data.obs.shape == data.next_obs.shape == (60, 3) and data.obs.abs().max() <= 1
+
+
+def test_hindsight_is_refused_beside_masks(tiny):
+    class Goals(Restricted):
+        def __init__(self):
+            super().__init__()
+            names = ("observation", "achieved_goal", "desired_goal")
+            self.observation_space = gym.spaces.Dict(dict.fromkeys(names, self.seen))
+
+        def _answer(self):
+            obs, info = super()._answer()
+            return dict.fromkeys(self.observation_space, obs), info
+
+        def compute_reward(self, achieved, desired, info):
+            return 0.0
+
+    with pytest.raises(ConfigError, match=r"hindsight: Goals gives masks of actions.*action_masks: false leaves them"):
+        DQN(tiny("dqn", hindsight="future"), env=Goals).learn()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_starting_from_an_agent_without_masks_says_how(algo, tiny):
+    config = tiny(algo, total_timesteps=64, eval_interval=0)
+    spec = get_algorithm_spec(algo)
+    path = spec.train(config.replace(env_kwargs={"action_masks": False}), env=Locks).checkpoint_path
+    with pytest.raises(ConfigError, match=r"init_from: .*set env_kwargs.action_masks to false, as there"):
+        spec.train(config.replace(init_from=str(path)), env=Locks, run_suffix="next")
 
 
 @pytest.mark.parametrize("algo", sorted(set(ALGORITHMS) - set(TAKE_THEM)))

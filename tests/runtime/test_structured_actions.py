@@ -11,6 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from rl_training import PPO, SAC
 from rl_training.artifacts import export
 from rl_training.artifacts.video import record_checkpoint
+from rl_training.data.recorder import collect_random
+from rl_training.envs.factory import EnvFactory
 from rl_training.envs.film import Film
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
@@ -83,6 +85,38 @@ def test_predictions_have_the_environments_own_form(trained):
     assert MIX.contains(one)
     many = agent.predict(np.zeros((3, 2)), deterministic=False)
     assert len(many) == 3 and all(MIX.contains(action) for action in many)
+
+
+def test_of_no_observations_there_are_no_actions(trained, tiny):
+    agent, _ = trained
+    assert agent.predict(np.zeros((0, 2), np.float32)) == []
+
+    class Grid(Aim):
+        action_space = Box(0, 3, (2, 2), np.uint8)
+
+        def step(self, action):
+            return self.obs, 1.0, True, False, {}
+
+    agent = PPO(tiny("ppo", total_timesteps=64, eval_interval=0), env=Grid)
+    agent.learn()
+    none, two = agent.predict(np.zeros((0, 2), np.float32)), agent.predict(np.zeros((2, 2), np.float32))
+    assert none.shape == (0, 2, 2) and two.shape == (2, 2, 2) and none.dtype == two.dtype == np.uint8
+
+
+def test_what_is_recorded_of_rounded_numbers_is_what_the_environment_took():
+    taken = []
+
+    class Whole(Aim):
+        action_space = Dict({"level": Box(0, 255, (2,), np.uint8), "push": Box(-1, 1, (1,), np.float32)})
+
+        def step(self, action):
+            taken.append([*action["level"], *action["push"]])
+            return self.obs, 1.0, len(taken) % 5 == 0, False, {}
+
+    data = collect_random(EnvFactory(Whole, {}), 20, seed=0)
+    np.testing.assert_array_equal(data.actions.numpy().astype(np.float32), np.array(taken, np.float32))
+    levels = data.actions.numpy()[:, :2]
+    assert np.array_equal(levels, np.rint(levels)) and len(np.unique(levels)) > 20
 
 
 def test_a_server_answers_in_that_form(trained):

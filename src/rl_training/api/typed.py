@@ -276,7 +276,7 @@ class DQNKeywords(RunKeywords, total=False):
     train_frequency: int
     """environment steps between updates, whatever the number of environments (≥ 1); default: 2"""
     sequence_length: int
-    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    """recurrent: steps of a sequence that are learned from (≥ 2); default: 16"""
     burn_in: int
     """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
@@ -355,7 +355,7 @@ class DQN(ManagedAlgorithm):
 
     - ``batch_size``: transitions per update; recurrent: as many sequences as have about that many (≥ 1); default: 128
     - ``train_frequency``: environment steps between updates, whatever the number of environments (≥ 1); default: 2
-    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 2); default: 16
     - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
@@ -777,7 +777,7 @@ class QRDQNKeywords(RunKeywords, total=False):
     recurrent_size: int
     """units of the recurrent layer (≥ 1); default: 64"""
     sequence_length: int
-    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    """recurrent: steps of a sequence that are learned from (≥ 2); default: 16"""
     burn_in: int
     """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
@@ -843,7 +843,7 @@ class QRDQN(ManagedAlgorithm):
     - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
       none; default: None
     - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
-    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 2); default: 16
     - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
@@ -932,7 +932,7 @@ class IQNKeywords(RunKeywords, total=False):
     recurrent_size: int
     """units of the recurrent layer (≥ 1); default: 64"""
     sequence_length: int
-    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    """recurrent: steps of a sequence that are learned from (≥ 2); default: 16"""
     burn_in: int
     """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
@@ -1003,7 +1003,7 @@ class IQN(ManagedAlgorithm):
     - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
       none; default: None
     - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
-    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 2); default: 16
     - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]
@@ -1421,7 +1421,7 @@ class FQFKeywords(RunKeywords, total=False):
     recurrent_size: int
     """units of the recurrent layer (≥ 1); default: 64"""
     sequence_length: int
-    """recurrent: steps of a sequence that are learned from (≥ 1); default: 16"""
+    """recurrent: steps of a sequence that are learned from (≥ 2); default: 16"""
     burn_in: int
     """recurrent: steps before them that only bring the state up to date (≥ 0); default: 8"""
     hidden_sizes: list[int] | tuple[int, ...]
@@ -1495,7 +1495,7 @@ class FQF(ManagedAlgorithm):
     - ``recurrent``: a recurrent layer after the hidden ones, which remembers within an episode: lstm or gru; None:
       none; default: None
     - ``recurrent_size``: units of the recurrent layer (≥ 1); default: 64
-    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 1); default: 16
+    - ``sequence_length``: recurrent: steps of a sequence that are learned from (≥ 2); default: 16
     - ``burn_in``: recurrent: steps before them that only bring the state up to date (≥ 0); default: 8
     - ``hidden_sizes``: widths of the hidden layers (images: the last one is the number of features); default: [128,
       128]

@@ -50,6 +50,7 @@ def export_replay(path: str | Path) -> TransitionDataset:
     order = np.concatenate(streams)
     data = {name: column[order] for name, column in {**columns, "truncations": truncations}.items()}
     data["actions"] = np.asarray(spaces.to_env(data["actions"]))
+    data |= {name: spaces.unmasked(np.asarray(data[name])) for name in ("obs", "next_obs")}
     behaviour = {"algo": config.algo, "replay": True, "step": int(state.trainer_state["step"])}
     facts = {**facts_of_collection(config, config.seed, behaviour), **spaces.recorded()}
     return TransitionDataset.from_dict({**data, "meta": facts})

@@ -14,7 +14,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -218,12 +218,12 @@ def compare_with_agent(
     agent: Learner, spaces: Spaces, policy: Policy, run: ActFunction, obs: np.ndarray, carry: np.ndarray | None
 ) -> tuple[int, float]:
     """Compare a file with its agent: how many rows have ties, and the largest difference of a box's actions."""
-    ties, largest = 0, 0.0
+    ties, largest, units = 0, 0.0, replace(spaces, form=None)  # whole numbers are rounded by whoever uses the file
     for start in range(0, len(obs), BATCH_ROWS):
         rows = slice(start, start + BATCH_ROWS)
         before = None if carry is None else carry[rows]
         acting = agent.act(spaces.encode(obs[rows]), carry=before, deterministic=True)
-        expected, (given, next_carry) = np.asarray(spaces.to_env(acting.actions)), run(obs[rows], before)
+        expected, (given, next_carry) = np.asarray(units.to_env(acting.actions)), run(obs[rows], before)
         if given.shape != expected.shape:
             raise ExportFailure(f"the exported policy gives actions of shape {given.shape}, the agent {expected.shape}")
         carried = None if before is None else torch.from_numpy(before)

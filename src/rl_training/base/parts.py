@@ -122,6 +122,12 @@ class Parts:
         self.floats_of(whole)[:, floats:] = masks
         return whole
 
+    def unmasked(self, rows: np.ndarray, width: int) -> np.ndarray:
+        """The rows (N, width) that ``masked`` was given."""
+        assert self.mask is not None
+        start, stop = self._each * (self.floats - self.mask.size), self._each * self.floats
+        return np.concatenate([rows[:, :start], rows[:, stop : stop + width - start]], 1)
+
     def allowed(self, rows: np.ndarray) -> np.ndarray:
         """Which actions the masks of rows (..., width) allow, (..., A)."""
         assert self.mask is not None

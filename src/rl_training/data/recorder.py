@@ -52,4 +52,5 @@ class Recorder:
     def dataset(self, meta: dict[str, Any]) -> TransitionDataset:
         names = ("obs", "actions", "rewards", "next_obs", "terminations", "truncations")
         columns = {name: np.stack(column) for name, column in zip(names, zip(*self._rows))} if self._rows else {}
+        columns |= {name: self._spaces.unmasked(columns[name]) for name in ("obs", "next_obs") if name in columns}
         return TransitionDataset.from_dict({**columns, "meta": {**meta, **self._spaces.recorded()}})

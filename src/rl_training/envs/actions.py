@@ -117,6 +117,16 @@ class ActionForm:
             place[part.path[-1]] = value
         return _tuples(tree)
 
+    @cached_property
+    def _rounded(self) -> np.ndarray:
+        """Of each number, whether it is one of a Box that the environment takes as a whole number."""
+        whole = [np.dtype(part.dtype).kind != "f" and not part.chosen for part in self.parts for _ in part.low]
+        return np.array(whole, bool)
+
+    def rounded(self, numbers: np.ndarray) -> np.ndarray:
+        """Flat actions (N, A) with whole numbers where the environment takes these."""
+        return np.where(self._rounded, np.rint(numbers), numbers)
+
     def describe(self) -> str:
         return f"({', '.join(part.described() for part in self.parts)})"
 

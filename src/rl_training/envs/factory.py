@@ -164,12 +164,12 @@ class EnvFactory:
         env = wrapped(env, wrappers.custom)
         if not isinstance(env.unwrapped, MultiAgentEnv):
             env = FlatActions.around(env, options.integer_actions, self.name)
-        env = lifted(env, options.action_masks)
-        env = _seen(env, wrappers.parts, self.name)
+        env, masks, parts = lifted(env, options.action_masks, wrappers.parts)
+        env = _seen(env, parts, self.name)
         if wrappers.keep is not None:
             env = PartialObservation(env, wrappers.keep)
         env = FrameStack(env, wrappers.frame_stack) if wrappers.frame_stack > 1 else env
-        return masked(env, options.action_masks, self.known)
+        return masked(env, masks, self.known, self.name)
 
 
 def env_name(env: Any) -> str:

@@ -63,6 +63,11 @@ class GoalRewards:
                 f"{' and '.join(GOALS)}, the goals two boxes of one shape, without images, wrappers.keep and "
                 "wrappers.frame_stack"
             )
+        if spaces.bare is not None:
+            raise ValueError(
+                f"{factory.name} gives masks of actions, and none where an episode goes on under another goal: "
+                "env_kwargs.action_masks: false leaves them out"
+            )
         self._env = factory.make(training=True)
         self.goals = goals = goals._replace(dtype=_dtype(self._env))
         try:

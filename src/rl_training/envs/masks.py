@@ -6,6 +6,7 @@ step, or under that key of a Dict observation. From here on it travels with the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,11 @@ import gymnasium as gym
 import numpy as np
 
 from rl_training.base.options import ConfigError
+from rl_training.envs.actions import FlatActions
 from rl_training.envs.checks import Checks, EnvironmentFailure, described
 from rl_training.envs.multi_agent import MultiAgentEnv
+from rl_training.envs.options import PartsOptions
+from rl_training.envs.parts import is_seen
 from rl_training.envs.spaces import MASK, MaskedSpace, Spaces
 from rl_training.envs.vector import OneOfVector
 from rl_training.envs.wrappers import layers
@@ -62,10 +66,8 @@ class MaskedObservation(gym.Wrapper):
     def _row(self, obs: Any, info: Any, terminated: bool) -> np.ndarray:
         obs = self._bare.encode(self._checks.observation(obs))
         given = self._method() if self._method is not None else info.get(MASK) if isinstance(info, dict) else None
-        if terminated and (given is None or not np.any(given)):
-            given = np.ones(sum(self._bare.choices), bool)
         try:
-            mask = read_mask(given, self._bare.choices)
+            mask = read_mask(given, self._bare.choices, over=terminated)
         except ValueError as error:
             raise EnvironmentFailure(f"{error} (env_kwargs.action_masks: false leaves masks out)") from None
         row: np.ndarray = self._parts.masked(obs.reshape(1, -1), mask[None])[0]
@@ -80,9 +82,12 @@ class MaskedObservation(gym.Wrapper):
         return self._row(obs, info, bool(terminated)), reward, terminated, truncated, info
 
 
-def read_mask(given: Any, choices: Sequence[int]) -> np.ndarray:
+def read_mask(given: Any, choices: Sequence[int], *, over: bool = False) -> np.ndarray:
     """A mask as truth values (A,), from truth values or zeros and ones: one for each choice, those of several choices
-    side by side, or a tuple of an array for each. ValueError: it is none, or allows nothing."""
+    side by side, or a tuple of an array for each. ValueError: it is none, or allows nothing. Where the episode is
+    ``over``, what is missing or allows nothing allows everything, each choice for itself."""
+    if given is None and over:
+        return np.ones(sum(choices), bool)
     if given is None:
         raise ValueError(f"there is no mask of the actions, {MASK!r}")
     try:
@@ -91,23 +96,32 @@ def read_mask(given: Any, choices: Sequence[int]) -> np.ndarray:
         mask = np.empty(0, object)
     if mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(f"the mask of the actions is {described(given)}, expected truth values or zeros and ones")
+    if over and not mask.any():
+        return np.ones(sum(choices), bool)
     if mask.shape != (sum(choices),):
         raise ValueError(f"the mask of the actions has shape {mask.shape}, and there are {sum(choices)} choices")
     mask = mask.astype(bool)
-    if not all(piece.any() for piece in np.split(mask, np.cumsum(choices)[:-1])):
-        raise ValueError("the mask of the actions allows none")
+    for piece in np.split(mask, np.cumsum(choices)[:-1]):
+        if not piece.any() and not over:
+            raise ValueError("the mask of the actions allows none")
+        piece |= not piece.any()
     return mask
 
 
-def lifted(env: gym.Env, option: Any) -> gym.Env:
-    """The environment with a mask that is part of a Dict observation in its info."""
+def lifted(env: gym.Env, option: Any, parts: PartsOptions) -> tuple[gym.Env, Any, PartsOptions]:
+    """The environment with a mask that is part of a Dict observation in its info, what is left of the ``option``, and
+    the ``parts`` to see of the rest; a mask that these leave out is no mask."""
     space = env.observation_space
     if option is False or not (isinstance(space, gym.spaces.Dict) and MASK in space.spaces and _can_mask(env)):
-        return env
-    return MaskInObservation(env)
+        return env, option, parts
+    if not is_seen(MASK, parts):
+        return env, False if option == "auto" else option, parts
+    if parts.keep is not None:
+        parts = parts.model_copy(update={"keep": tuple(name for name in parts.keep if name != MASK)})
+    return MaskInObservation(env), option, parts
 
 
-def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
+def masked(env: gym.Env, option: Any, known: dict[str, bool], name: str) -> gym.Env:
     """The environment with masks in its observations, if it gives some.
 
     ``known`` remembers whether infos have them, which a reset shows where nothing else does.
@@ -120,34 +134,67 @@ def masked(env: gym.Env, option: Any, known: dict[str, bool]) -> gym.Env:
                 "masks are of Discrete or MultiDiscrete actions, of one agent, in environments that are no VectorEnv"
             )
             raise ConfigError([(("env_kwargs", METHOD), problem)])
+        _mention_unused(env, known, name)
         return env
     if any(isinstance(layer, MaskInObservation) for layer in layers(env)):
         return MaskedObservation(env, None)
+    if _has_method(env):
+        return MaskedObservation(env, lambda: _asked(env))
+    return MaskedObservation(env, None) if option != "auto" or _in_info(env, known, name) else env
+
+
+def _has_method(env: gym.Env) -> bool:
+    if any(hasattr(type(layer), METHOD) for layer in layers(env)):  # also a property that has no value before a reset
+        return True
     try:
         env.get_wrapper_attr(METHOD)
-        return MaskedObservation(env, lambda: env.get_wrapper_attr(METHOD)())  # of an environment that may be made anew
     except AttributeError:
-        pass
-    if option != "auto":
-        return MaskedObservation(env, None)
-    if "info" not in known:
-        known["info"] = _in_info(env)
-    return MaskedObservation(env, None) if known["info"] else env
+        return False
+    return True
+
+
+def _asked(env: gym.Env) -> Any:
+    """The mask of an environment, which may have been made anew, by its method or property."""
+    given = env.get_wrapper_attr(METHOD)
+    return given() if callable(given) else given
+
+
+def _mention_unused(env: gym.Env, known: dict[str, bool], name: str) -> None:
+    """Warn once where an environment gives masks of actions that have none here."""
+    joint = any(isinstance(layer, FlatActions) and layer.form.kind == "joint" for layer in layers(env))
+    if "unused" in known or not _alone(env) or not (joint or isinstance(env.action_space, gym.spaces.MultiBinary)):
+        return
+    known["unused"] = True
+    if _has_method(env) or _in_info(env, known, name):
+        kind = "a mix of choices and numbers" if joint else "MultiBinary"
+        warnings.warn(f"{name} gives masks of its actions, which are {kind}: these masks are not used", stacklevel=2)
+
+
+def _alone(env: gym.Env) -> bool:
+    """Whether the environment has one agent, and is stepped by itself."""
+    return not (
+        isinstance(env.unwrapped, MultiAgentEnv) or any(isinstance(layer, OneOfVector) for layer in layers(env))
+    )
 
 
 def _can_mask(env: gym.Env) -> bool:
     space = env.action_space
-    if isinstance(env.unwrapped, MultiAgentEnv) or any(isinstance(layer, OneOfVector) for layer in layers(env)):
-        return False
     several = isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1
-    return several or isinstance(space, gym.spaces.Discrete)
+    return _alone(env) and (several or isinstance(space, gym.spaces.Discrete))
 
 
-def _in_info(env: gym.Env) -> bool:
-    """Whether a reset's info has a mask; an environment that fails is left to fail when it is used."""
+def _in_info(env: gym.Env, known: dict[str, bool], name: str) -> bool:
+    """Whether a reset's info has a mask, which is asked once. An environment that fails is left to fail when used,
+    and is asked again if it does not: masks that were not seen at first are refused."""
     if hasattr(env.unwrapped, "ale"):  # whose first reset takes long, and which has none
         return False
-    try:
-        return MASK in env.reset(seed=0)[1]
-    except Exception:  # whatever a reset may raise
-        return False
+    if "info" not in known:
+        try:
+            known["info"] = MASK in env.reset(seed=0)[1]
+        except Exception:  # whatever a reset may raise
+            known["failed"] = True
+            return False
+        if known["info"] and "failed" in known:
+            problem = "gives masks of actions, which was not seen at first, as a reset failed"
+            raise EnvironmentFailure(f"{name} {problem}: set env_kwargs.{METHOD}: true, or false to leave them out")
+    return known["info"]

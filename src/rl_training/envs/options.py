@@ -134,6 +134,14 @@ class EnvOptions(Options):
     training: dict[str, Any] = opt({}, "env_kwargs for training only")
     evaluation: dict[str, Any] = opt({}, "env_kwargs for evaluation only")
 
+    @field_validator("training", "evaluation")
+    @classmethod
+    def _one_kind_of_actions(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("action_masks", "integer_actions"):
+            if name in value:
+                raise ValueError(f"{name} is for training and evaluation alike: set env_kwargs.{name}")
+        return value
+
 
 def parse_env_kwargs(env_kwargs: dict[str, Any], *, training: bool) -> tuple[EnvOptions, dict[str, Any]]:
     """Our options and the arguments of gym.make, with the overrides for training or evaluation applied."""

@@ -13,7 +13,7 @@ from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.options import PartsOptions
 from rl_training.envs.spaces import SHORTEST, RowSpace, channels_last, is_image
 
-__all__ = ["PackedObservation", "packed"]
+__all__ = ["PackedObservation", "is_seen", "packed"]
 
 IMAGE_SIDE = 24  # matrices of numbers with both sides at least this long are images, smaller ones vectors
 LARGEST_RANGE = 65_535.0  # finite bounds up to this are the range of an image's numbers
@@ -45,7 +45,7 @@ def packed(env: gym.Env, options: PartsOptions) -> gym.Env | None:
     composite = isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
     leaves = list(_leaves(space, ()))
     _require_known(options, [name for name, _, _ in leaves], composite)
-    chosen = [leaf for leaf in leaves if _chosen(leaf[0], options)]
+    chosen = [leaf for leaf in leaves if is_seen(leaf[0], options)]
     if not chosen:
         raise ValueError("env_kwargs.wrappers.parts leaves nothing of the observation")
     parts = Parts(_part(name, path, one, options, composite) for name, path, one in chosen)
@@ -77,7 +77,8 @@ def _within(name: str, names: tuple[str, ...]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in names)
 
 
-def _chosen(name: str, options: PartsOptions) -> bool:
+def is_seen(name: str, options: PartsOptions) -> bool:
+    """Whether ``drop`` and ``keep`` leave a part to be seen."""
     return not _within(name, options.drop) and (options.keep is None or _within(name, options.keep))
 
 

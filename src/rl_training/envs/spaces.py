@@ -156,7 +156,14 @@ class Spaces:
 
     def recorded(self) -> dict[str, Any]:
         """What a dataset's metadata say of observations that are rows of parts; nothing of others."""
-        return {"parts": self.parts.facts()} if self.in_rows and self.parts is not None else {}
+        seen = self.bare or self  # masks are not recorded
+        return {"parts": seen.parts.facts()} if seen.in_rows and seen.parts is not None else {}
+
+    def unmasked(self, rows: np.ndarray) -> np.ndarray:
+        """Observations (N, ...) without masks of actions."""
+        if self.bare is None or self.parts is None:
+            return rows
+        return self.parts.unmasked(rows, math.prod(self.bare.obs_shape)).reshape(len(rows), *self.bare.obs_shape)
 
     @classmethod
     def of_facts(cls, facts: Any) -> Spaces:
@@ -330,8 +337,8 @@ class Spaces:
             return (actions + self.start).tolist() if self.start else actions.tolist()
         if self.action_kind not in ("box", "joint"):
             return actions + self.start
-        mapped = np.clip(self.center + self.scale * actions, self.low, self.high)
-        return mapped.astype(self.env_dtype, copy=False).reshape(len(actions), *self.env_shape)
+        rows = np.clip(self.center + self.scale * actions, self.low, self.high).astype(self.env_dtype, copy=False)
+        return (rows if self.form is None else self.form.rounded(rows)).reshape(len(actions), *self.env_shape)
 
     def as_given(self, actions: Any) -> list[Any]:
         """Actions that ``to_env`` has made, as the environment itself has them, which may be a Dict or Tuple."""

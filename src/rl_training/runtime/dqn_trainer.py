@@ -52,7 +52,7 @@ class DQNOptions(MemoryOptions, NetworkOptions, OptimizerOptions, OffPolicyOptio
     FORM: ClassVar[tuple[str, ...]] = (*OffPolicyOptions.FORM, "dueling", "noisy", *MEMORY_FORM)
     MEMORY: ClassVar[tuple[str, ...]] = (*MemoryOptions.MEMORY, "burn_in")
     batch_size: int = opt(128, "transitions per update; recurrent: as many sequences as have about that many", ge=1)
-    sequence_length: int = opt(16, "recurrent: steps of a sequence that are learned from", ge=1)
+    sequence_length: int = opt(16, "recurrent: steps of a sequence that are learned from", ge=2)
     burn_in: int = opt(8, "recurrent: steps before them that only bring the state up to date", ge=0)
     train_frequency: int = opt(2, "environment steps between updates, whatever the number of environments", ge=1)
     hidden_sizes: Sizes = opt(

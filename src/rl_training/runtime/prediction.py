@@ -42,8 +42,9 @@ def predict(
     if spaces.form is None:
         chosen = actions[0] if single else np.asarray(actions)
     else:
-        given = spaces.as_given(actions)
-        chosen = given[0] if single else np.stack(given) if isinstance(given[0], np.ndarray) else given
+        given, part = spaces.as_given(actions), spaces.form.parts[0]
+        many = given if part.path else np.array(given, part.dtype).reshape(-1, *part.shape)
+        chosen = given[0] if single else many
     if not return_state:
         return chosen
     if carry is None:
@@ -110,7 +111,8 @@ def _apart(obs: Any, masks: Any, bare: Spaces) -> tuple[Any, Any]:
     if not isinstance(obs, Mapping) or MASK not in obs:
         return obs, None
     rest = {name: part for name, part in obs.items() if name != MASK}
-    own = bare.parts is not None and bool(bare.parts.all[0].path)  # the environment's observations are mappings too
+    keys = () if bare.parts is None else bare.parts.all[0].path
+    own = bool(keys) and isinstance(keys[0], str)  # the environment's observations are mappings too
     return (rest if own or len(rest) != 1 else next(iter(rest.values()))), obs[MASK]
 
 

@@ -266,6 +266,9 @@ class _Transfer:
             here, there = (dict(zip(CRITICS_FORM, _ensemble(one))) for one in (self.here[unit], self.there[other]))
             wanted |= {name: there[name] for name in CRITICS_FORM if name in known and there[name] != here[name]}
         settings = [f"{name} to {option_text(value)}" for name, value in wanted.items()]
+        spaces = self._state.metadata.get("spaces")
+        if _masked(self._agent) and not (isinstance(spaces, dict) and spaces.get("masked")):
+            settings.append("env_kwargs.action_masks to false")
         return f"; set {' and '.join(settings)}, as there" if settings else "; make the networks alike"
 
     def _go_on_with_statistics(self) -> None:
@@ -298,6 +301,11 @@ class _Transfer:
                 [(("init_optimizer",), f"no optimizer of the {self._algo} agent fits what is taken from it")]
             )
         return taken
+
+
+def _masked(agent: Learner) -> bool:
+    """Whether an agent chooses among actions that masks allow."""
+    return any(getattr(getattr(agent, name, None), "masks", None) is not None for name in POLICIES)
 
 
 STATISTICS = ("mean", "inverse_std", "square", "exact_mean", "count")  # of a normaliser, by name
