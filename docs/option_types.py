@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from rl_training.base.options import Options
 from rl_training.experiment.config import TrainConfig
@@ -18,6 +18,7 @@ from rl_training.runtime.options import AlgorithmOptions
 
 TARGET = Path("src/rl_training/api/typed.py")
 WIDTH = 120
+INDENT = "    "
 HEAD = '''"""The managed classes, with their options as keywords: written by ``docs/generate.py`` from the options themselves."""
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from rl_training.api.algorithms import ManagedAlgorithm
+from rl_training.api.explained import explain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,68 +78,93 @@ def sentence(row: OptionRow) -> str:
     return re.sub(r"\bnull\b", "None", f"{row.meaning}{bounds}; default: {default}")
 
 
-def wrapped(text: str, indent: str, first: str = "", last: str = "") -> list[str]:
-    """Lines of a text, with what stands before it and after it."""
+def wrapped(text: str) -> list[str]:
+    """The lines of a docstring."""
     return textwrap.wrap(
-        first + text + last, WIDTH, initial_indent=indent, subsequent_indent=indent + " " * (2 if first == "- " else 0),
+        f'"""{text}"""', WIDTH, initial_indent=INDENT, subsequent_indent=INDENT,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
-def keywords(name: str, base: str, summary: str, options: type[Options], names: Iterable[str]) -> list[str]:
-    """A TypedDict of some of the options."""
-    lines = ["", "", f"class {name}({base}, total=False):", f'    """{summary}"""', ""]
-    rows = {row.name: row for row in describe_options(options)}
-    for option in names:
-        lines.append(f"    {option}: {written(options.model_fields[option].annotation)}")
-        lines += wrapped(sentence(rows[option]), "    ", '"""', '"""')
-    return lines
+class Keywords(NamedTuple):
+    """A TypedDict: its name, those it takes more from, what it says, and its own keywords with type and meaning."""
+
+    name: str
+    bases: list[str]
+    summary: str
+    own: dict[str, tuple[str, str]]
+
+    def lines(self) -> list[str]:
+        lines = ["", "", f"class {self.name}({', '.join(self.bases) or 'TypedDict'}, total=False):"]
+        lines += [*wrapped(self.summary), ""]
+        for option, (kind, meaning) in self.own.items():
+            lines += [f"{INDENT}{option}: {kind}", *wrapped(meaning)]
+        return lines if self.own else lines[:-1]
 
 
-def managed(algo: str, own: list[str]) -> list[str]:
+def described(options: type[Options]) -> dict[str, tuple[str, str]]:
+    """The type and the meaning of every option of a class, by name."""
+    fields = options.model_fields
+    return {row.name: (written(fields[row.name].annotation), sentence(row)) for row in describe_options(options)}
+
+
+def groups() -> dict[type[Options], Keywords]:
+    """The keywords of every options class, in its bases' order: what says the same as in a base is not said again."""
+    publics = {get_algorithm_spec(algo).config: entry.public for algo, entry in ALGORITHMS.items()}
+    run = {name: text for name, text in described(TrainConfig).items() if name not in ("algo", "env_id")}
+    summary = "Keywords of every managed class: the fields of TrainConfig, and the controls of every algorithm."
+    made = {AlgorithmOptions: Keywords("RunKeywords", [], summary, run | described(AlgorithmOptions))}
+
+    def add(options: type[Options]) -> None:
+        if options in made:
+            return
+        bases = [base for base in options.__bases__ if issubclass(base, Options) and base is not Options]
+        for base in bases:
+            add(base)
+        inherited = [described(base) for base in bases]
+        own = {
+            name: text
+            for name, text in described(options).items()
+            if {text} != {base[name] for base in inherited if name in base}
+        }
+        name, public = options.__name__.removesuffix("Options"), publics.get(options)
+        if public is None and name in publics.values():  # PPOOptions are not the options of PPO alone
+            name = f"Common{name}"
+        summary = f"Keywords of {public}." if public else inspect.getdoc(options).partition("\n\n")[0]
+        made[options] = Keywords(f"{public or name}Keywords", [made[base].name for base in bases], summary, own)
+
+    for options in publics:
+        add(options)
+    return made
+
+
+def managed(algo: str) -> list[str]:
     """The managed class of an algorithm."""
-    entry, options = ALGORITHMS[algo], get_algorithm_spec(algo).config
-    rows = {row.name: row for row in describe_options(options)}
-    lines = ["", "", f"class {entry.public}(ManagedAlgorithm):"]
-    lines += wrapped(f"{entry.public}: {entry.summary} ({entry.paper}).", "    ", '"""')
-    lines += ["", "    Its options are keywords, beside those of every run (``RunKeywords``):", ""]
-    for name in own:
-        row = rows[name]
-        lines += wrapped(f"``{name}``: {sentence(row)}", "    ", "- ")
+    entry = ALGORITHMS[algo]
+    summary = f"{entry.public}: {entry.summary} ({entry.paper}). Its options are ``{entry.public}Keywords``."
     return [
-        *lines,
-        '    """',
+        "",
+        "",
+        f"class {entry.public}(ManagedAlgorithm):",
+        *wrapped(summary),
         "",
         f'    algo_name = "{algo}"',
         "",
-        "    def __init__(",
-        "        self,",
-        "        config: TrainConfig | EnvSource,",
-        "        *,",
-        "        env: EnvSource | None = None,",
-        "        network: Network | None = None,",
-        f"        **options: Unpack[{entry.public}Keywords],",
-        "    ) -> None:",
+        "    def __init__(self, config: TrainConfig | EnvSource, *, env: EnvSource | None = None,",
+        f"                 network: Network | None = None, **options: Unpack[{entry.public}Keywords]) -> None:  # fmt: skip",
         "        super().__init__(config, env=env, network=network, **options)",
     ]
 
 
 def source() -> str:
     """The text of the module."""
-    common = list(AlgorithmOptions.model_fields)
-    publics = [entry.public for entry in ALGORITHMS.values()]
-    names = sorted(
-        [*publics, *(f"{public}Keywords" for public in publics), "RunKeywords"],
-        key=lambda name: (not name.isupper(), name),
-    )
+    publics = sorted((entry.public for entry in ALGORITHMS.values()), key=lambda name: (not name.isupper(), name))
+    made = groups()
+    names = sorted([*publics, *(group.name for group in made.values())], key=lambda name: (not name.isupper(), name))
     lines = [HEAD, "__all__ = [", *(f'    "{name}",' for name in names), "]"]
-    run = [name for name in TrainConfig.model_fields if name not in ("algo", "env_id")]
-    summary = "Keywords of every managed class: the fields of TrainConfig, and the controls of every algorithm."
-    lines += keywords("RunKeywords", "TypedDict", summary, TrainConfig, run)
-    lines += keywords("RunKeywords", "TypedDict", "", AlgorithmOptions, common)[5:]
-    for algo, entry in ALGORITHMS.items():
-        config = get_algorithm_spec(algo).config
-        own = [row.name for row in describe_options(config) if row.name not in common]
-        lines += keywords(f"{entry.public}Keywords", "RunKeywords", f"Keywords of {entry.public}.", config, own)
-        lines += managed(algo, own)
-    return "\n".join(lines) + "\n"
+    algos = {get_algorithm_spec(algo).config: algo for algo in ALGORITHMS}
+    for options, group in made.items():
+        lines += group.lines()
+        if options in algos:
+            lines += managed(algos[options])
+    return "\n".join([*lines, "", "", f"explain({', '.join(publics)})"]) + "\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -13,7 +15,9 @@ import pytest
 
 import rl_training
 from rl_training.api import typed
+from rl_training.api.explained import meanings
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.options_table import describe_options
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 
 SOURCE = Path(rl_training.__file__).parents[1]
@@ -41,6 +45,7 @@ loaded: PPO = PPO.load(Path("runs") / "ppo", device="cpu")
 again: Again = Again.load("runs/again", trust=["my_envs"])
 action = loaded.predict([0.0, 0.0, 0.0, 0.0])
 loaded.predict(np.zeros((3, 4), np.float32), deterministic=False)
+action, carried = loaded.predict([0.0], return_state=True, state=None, episode_start=[True])
 SAC(lambda: gym.make("Pendulum-v1"), alpha="auto", learning_rate=3e-4, env_kwargs={"max_episode_steps": 100})
 DQN("CartPole-v1", epsilon_schedule={"type": "linear", "start": 1.0, "end": 0.1}, early_stopping={"patience": 3})
 score: float = agent.evaluate(num_episodes=3)["eval_return_mean"]
@@ -55,8 +60,11 @@ DQN("CartPole-v1", clip_coef=0.2)
 PPO("CartPole-v1", optimizer="adan")
 agent: SAC = PPO.load("run")
 PPO("CartPole-v1").predict(print)
+PPO("CartPole-v1").predict([0.0], mask=[True])
+PPO("CartPole-v1").predict([0.0], return_state=True, episode_start=print)
+SAC("Pendulum-v1", dataset_kind="npz")
 """
-WRONG_LINES = [4, 5, 6, 7, 8, 9]
+WRONG_LINES = [4, 5, 6, 7, 8, 9, 10, 11, 12]
 SKIPPED = (
     "torch gymnasium minari onnx onnxruntime optuna ray matplotlib h5py ruamel rich jinja2 wandb safetensors imageio"
 )
@@ -69,6 +77,13 @@ ignore_missing_imports = true
 [mypy-{",".join(f"{name}.*" for name in SKIPPED.split())}]
 follow_imports = skip
 """  # what takes a minute to read, and has no part in what is checked here
+
+
+def own_keywords(name):
+    """The keywords that a class of typed.py writes itself."""
+    tree = ast.parse(inspect.getsource(typed))
+    kind = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {node.target.id for node in kind.body if isinstance(node, ast.AnnAssign)}
 
 
 @pytest.fixture
@@ -84,7 +99,7 @@ def test_mypy_takes_right_options_and_refuses_wrong_ones(examples):
     env = {**os.environ, "MYPYPATH": str(SOURCE)}
     done = subprocess.run(words, cwd=examples, env=env, capture_output=True, text=True)
     found = re.findall(r"^(\w+)\.py:(\d+): error", done.stdout, re.MULTILINE)
-    assert found == [("wrong", str(line)) for line in WRONG_LINES], f"{done.stdout}{done.stderr}"
+    assert list(dict.fromkeys(found)) == [("wrong", str(line)) for line in WRONG_LINES], f"{done.stdout}{done.stderr}"
     assert 'did you mean "num_steps"?' in done.stdout
 
 
@@ -97,7 +112,7 @@ def test_pyright_takes_right_options_and_refuses_wrong_ones(examples):
     done = subprocess.run(words, cwd=examples, env=env, capture_output=True, text=True)
     errors = json.loads(done.stdout)["generalDiagnostics"]
     found = [(Path(error["file"]).stem, error["range"]["start"]["line"] + 1) for error in errors]
-    assert found == [("wrong", line) for line in WRONG_LINES], done.stdout
+    assert list(dict.fromkeys(found)) == [("wrong", line) for line in WRONG_LINES], done.stdout
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -108,6 +123,42 @@ def test_keywords_are_the_options_and_the_class_says_what_each_means(algo):
     documented = getattr(rl_training, entry.public).__doc__
     own = [name for name in options.model_fields if name not in typed.RunKeywords.__annotations__]
     assert all(f"- ``{name}``: " in documented for name in own)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_keyword_says_what_the_algorithm_does_with_it_and_by_which_default(algo):
+    said = meanings("rl_training.api.typed")[f"{ALGORITHMS[algo].public}Keywords"]
+    for row in describe_options(get_algorithm_spec(algo).config):
+        meaning, default = said[row.name].rsplit("; default: ", 1)
+        assert meaning.startswith(row.meaning.replace("null", "None")) and row.bounds in meaning
+        assert default.lower() == row.default.lower().replace("null", "none")
+
+
+def test_a_keyword_stands_again_only_where_it_says_something_else():
+    assert "gamma" not in own_keywords("CQLKeywords") and "gamma" in meanings("rl_training.api.typed")["CQLKeywords"]
+    assert {"batch_size", "hidden_sizes"} <= own_keywords("DQNKeywords")
+    assert own_keywords("QRDQNKeywords") == {"num_quantiles", "kappa"}
+    assert "; default: 0" in meanings("rl_training.api.typed")["PETSKeywords"]["eval_interval"]
+
+
+def test_without_its_sources_a_class_still_says_what_it_is(monkeypatch):
+    def missing(module):
+        raise OSError("source code not available")
+
+    monkeypatch.setattr("inspect.getsource", missing)
+    meanings.cache_clear()
+    try:
+        assert rl_training.PPO.__doc__.startswith("PPO: clipped") and "num_steps" not in rl_training.PPO.__doc__
+    finally:
+        meanings.cache_clear()
+
+
+def test_an_instance_says_what_its_class_says_and_a_subclass_what_it_says_itself():
+    class Mine(rl_training.PPO):
+        """Mine alone."""
+
+    assert Mine.__doc__ == "Mine alone."
+    assert rl_training.PPO("CartPole-v1").__doc__ == inspect.getdoc(rl_training.PPO) == rl_training.PPO.__doc__
 
 
 def test_the_public_methods_of_a_managed_class_have_types_without_any():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from rl_training.base.options import ConfigError, unknown
 from rl_training.experiment.config import TrainConfig
@@ -15,7 +15,7 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from typing_extensions import Self  # of the standard library from Python 3.11 on
+    from typing_extensions import Self, Unpack  # of the standard library from Python 3.11 on
 
     from rl_training.algorithms.base import Learner
     from rl_training.api.curves import LearningCurve, Picture
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from rl_training.tracking.loggers import Logger
 
     Observation = npt.ArrayLike | Mapping[str, npt.ArrayLike]  # one, or a batch of them
+
+    class Episode(TypedDict, total=False):
+        """What ``predict`` takes of the episode, beside the observation."""
+
+        state: npt.ArrayLike | None
+        """what an agent carries from observation to observation, as ``return_state=True`` gave it"""
+        episode_start: npt.ArrayLike | None
+        """whether an episode starts; for a batch: a truth value for each row, whose state is then reset"""
+        action_mask: npt.ArrayLike | None
+        """which actions are allowed, to agents that learned with masks; for a batch: a row each"""
 
 
 class ManagedAlgorithm:
@@ -175,22 +185,13 @@ class ManagedAlgorithm:
         obs: Observation,
         deterministic: bool = True,
         *,
-        state: npt.ArrayLike | None = None,
-        episode_start: npt.ArrayLike | None = None,
         return_state: Literal[False] = False,
-        action_mask: npt.ArrayLike | None = None,
+        **episode: Unpack[Episode],
     ) -> int | np.ndarray: ...
 
     @overload
     def predict(
-        self,
-        obs: Observation,
-        deterministic: bool = True,
-        *,
-        state: npt.ArrayLike | None = None,
-        episode_start: npt.ArrayLike | None = None,
-        return_state: Literal[True],
-        action_mask: npt.ArrayLike | None = None,
+        self, obs: Observation, deterministic: bool = True, *, return_state: Literal[True], **episode: Unpack[Episode]
     ) -> tuple[int | np.ndarray, np.ndarray | None]: ...
 
     def predict(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_training.base.errors import reason
 from rl_training.base.files import lock_folder
@@ -20,6 +20,9 @@ from rl_training.experiment.yaml_config import apply_overrides, full_names
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.saving import refuse_agent_alone
 from rl_training.runtime.trainer import TrainResult
+
+if TYPE_CHECKING:
+    from rl_training.runtime.spec import AlgorithmSpec
 
 __all__ = [
     "changed_config",
@@ -49,6 +52,16 @@ def config_of(state: CheckpointState, *, env: Any = None) -> TrainConfig:
     return config
 
 
+def _without_buffers(
+    path: str | Path, trust: str | Iterable[str]
+) -> tuple[AlgorithmSpec, TrainConfig, CheckpointState]:
+    """A checkpoint, or the newest one of a run, as far as an agent that does not learn needs it."""
+    trust_modules(trust)
+    _, state = find_checkpoint(path, buffers=False)
+    config = config_of(state)
+    return get_algorithm_spec(config.algo), config, state
+
+
 def evaluate_checkpoint(
     path: str | Path,
     num_episodes: int | None = None,
@@ -61,10 +74,8 @@ def evaluate_checkpoint(
 
     ``trust`` names modules that the file's environment may be imported from.
     """
-    trust_modules(trust)
-    _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
-    return get_algorithm_spec(config.algo).evaluate_fn(config, state, device, num_episodes, deterministic)
+    spec, config, state = _without_buffers(path, trust)
+    return spec.evaluate_fn(config, state, device, num_episodes, deterministic)
 
 
 def predict_checkpoint(
@@ -76,10 +87,8 @@ def predict_checkpoint(
     trust: str | Iterable[str] = (),
 ) -> Any:
     """The action of a checkpoint's agent for an observation, in the environment's units; ``trust`` as above."""
-    trust_modules(trust)
-    _, state = find_checkpoint(path, buffers=False)
-    config = config_of(state)
-    return get_algorithm_spec(config.algo).predict_fn(config, state, device, obs, deterministic)
+    spec, config, state = _without_buffers(path, trust)
+    return spec.predict_fn(config, state, device, obs, deterministic)
 
 
 def resume_training(
