@@ -1,4 +1,4 @@
-"""Every learning record beside the best published figure we know: docs/benchmarks/README.md, and index.html with the curves.
+"""Every learning record beside what others published: docs/benchmarks/README.md, index.html with all curves, and three pictures.
 
 python benchmarks/report.py            write
 python benchmarks/report.py --check    say whether the pages are out of date
@@ -7,40 +7,62 @@ python benchmarks/report.py --check    say whether the pages are out of date
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import pictures
 from rl_training.analysis import report
 from rl_training.analysis.comparison import finals
 from rl_training.analysis.records import Curve, RunMetrics, RunRecord
 from rl_training.analysis.statistics import iqm, stratified_bootstrap
 from rl_training.analysis.tables import as_markdown, cells, shown
-from rl_training.tracking.figures import clock
 
 HERE = Path(__file__).parent
 PAGES = HERE.parent / "docs" / "benchmarks"
 TITLE = "Learning benchmarks"
 NOTE = (
-    "Each row is a preset trained over several seeds. A run's score is the mean return of its last checkpoint, never the best, over "
-    "episodes of its own; the interval is a stratified bootstrap of the interquartile mean over seeds. Wall time is the mean of a run. "
-    "Published figures are others' measurements on the nearest task, with their own steps and protocol."
+    "A run's score is the mean return of its last checkpoint, never the best, over episodes of its own; the interval is a bootstrap of "
+    "the interquartile mean over seeds, and of three seeds little more than their range. Core-hours are those of all seeds. Records under "
+    "defaults/ have bare defaults, those under learning/ packaged presets, those under campaign/ what benchmarks/campaign.yaml says. "
+    "Published figures are others' measurements at the nearest number of steps, with their own protocol; where their task is an older "
+    "version (Hopper-v3 beside Hopper-v5), so is the simulator."
 )
 
 
+FOLDERS = {  # of records, and the command that makes one
+    "learning": "learning.py {preset} --seeds {seeds}",
+    "defaults": "defaults.py {preset} --seeds {seeds}",
+    "campaign": "campaign.py start FOLDER",
+}
+QUESTIONS = ("choice/",)  # rows that compare settings, on tasks and seeds that nothing is judged on
+
+
 def records() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((HERE / "results" / "learning").glob("*.json"))]
+    """Every record that judges something, by algorithm and task."""
+    found = [
+        {**json.loads(path.read_text()), "folder": folder}
+        for folder in FOLDERS
+        for path in sorted((HERE / "results" / folder).glob("*.json"))
+    ]
+    found = [record for record in found if not record["preset"].startswith(QUESTIONS)]
+    return sorted(found, key=lambda record: (record["algo"], record["env_id"], record["total_timesteps"]))
+
+
+def yaml(path: Path) -> Any:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(path.read_text())
 
 
 def published() -> dict[str, Any]:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe").load((HERE / "published.yaml").read_text())
+    return yaml(HERE / "published.yaml")
 
 
 def command(record: dict[str, Any]) -> str:
     seeds = " ".join(str(run["seed"]) for run in record["runs"])
-    return f"python benchmarks/learning.py {record['preset']} --seeds {seeds}"
+    return f"python benchmarks/{FOLDERS[record['folder']].format(preset=record['preset'], seeds=seeds)}"
 
 
 def runs_of(record: dict[str, Any]) -> list[RunRecord]:
@@ -62,40 +84,48 @@ def runs_of(record: dict[str, Any]) -> list[RunRecord]:
     ]
 
 
-def comparable(record: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]:
-    """What others published for the task: the same algorithm's figure, and the best of any."""
-    figures = [figure for figure in known["figures"] if figure["beside"] == record["env_id"]]
-    if not figures:
-        return "no comparable figure", "no comparable figure"
-
-    def described(figure: dict[str, Any]) -> str:
-        what = f"{figure['algo']}, {figure['env_id']}, {figure['steps']:,} steps; {known['sources'][figure['source']]['name']}"
-        spread = f" ± {figure['std']:.4g}" if "std" in figure else ""
-        return f"{figure['return']:.4g}{spread} ({what})"
-
-    own = [figure for figure in figures if figure["algo"] == record["algo"]]
-    return described(own[0]) if own else "no comparable figure", described(
-        max(figures, key=lambda figure: figure["return"])
+def described(figure: dict[str, Any], known: dict[str, Any]) -> str:
+    """A published figure with what it was measured on."""
+    spread = f" ± {figure['std']:.4g}" if "std" in figure else ""
+    return (
+        f"{figure['return']:.4g}{spread} ({figure['env_id']}, {short_steps(figure['steps'])} steps, "
+        f"{known['sources'][figure['source']]['name']})"
     )
+
+
+def short_steps(steps: int) -> str:
+    return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
+
+
+def nearest_figure(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
+    """What others published for the algorithm and the task, at the nearest number of steps; None if nothing is known."""
+    own = [f for f in known["figures"] if (f["beside"], f["algo"]) == (record["env_id"], record["algo"])]
+    if not own or record["config"]["env_kwargs"].get("wrappers", {}).get("keep"):
+        return None
+    return min(own, key=lambda f: abs(math.log(f["steps"] / record["total_timesteps"])))
+
+
+def nearest(record: dict[str, Any], known: dict[str, Any]) -> str:
+    figure = nearest_figure(record, known)
+    return described(figure, known) if figure else ""
 
 
 def row(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     scores = finals(runs_of(record))
     solved = {entry["env_id"]: entry["return"] for entry in known["thresholds"]}.get(record["env_id"])
     threads = max(run["engine"]["threads"] for run in record["runs"])
-    same, best = comparable(record, known)
+    hours = sum(run["cpu_seconds"] for run in record["runs"]) / 3600
     return {
         "algorithm": record["algo"],
         "task": record["env_id"],
-        "preset": record["preset"],
-        "seeds": len(scores),
-        "IQM [95 %]": shown(stratified_bootstrap(iqm, scores)),
+        "record": f"{record['folder']}/{record['preset']}",
         "steps": record["total_timesteps"],
+        "seeds": len(scores),
+        "IQM [95 %]": shown(stratified_bootstrap(iqm, scores)) + (" (one seed)" if len(scores) == 1 else ""),
+        "published, same algorithm": nearest(record, known),
         "solved at": "" if solved is None else f"{solved:g}",
-        "published, same algorithm": same,
-        "published, best of any": best,
-        "wall time": clock(sum(run["seconds"] for run in record["runs"]) / len(record["runs"])),
-        "hardware": f"{record['hardware']['processor']}, {record['hardware']['cores']} cores, {threads} thread{'s' if threads > 1 else ''}",
+        "core-hours": f"{hours:.2f}",
+        "hardware": f"{record['hardware']['processor']}, {threads} thread{'s' if threads > 1 else ''}",
         "commit": (record["git"] or {}).get("commit", "")[:8],
         "command": f"`{command(record)}`",
     }
@@ -106,12 +136,12 @@ def markdown(found: list[dict[str, Any]], known: dict[str, Any]) -> str:
 
     rows = [row(record, known) for record in found]
     configs = "\n".join(
-        f"<details><summary><code>{record['preset']}</code></summary>\n\n```yaml\n{dump_yaml(record['config'])}```\n\n</details>\n"
+        f"<details><summary><code>{record['folder']}/{record['preset']}</code></summary>\n\n```yaml\n{dump_yaml(record['config'])}```\n\n</details>\n"
         for record in found
     )
     sources = "\n".join(f"- {source['name']}: {source['detail']}" for source in known["sources"].values())
     return (
-        f"# {TITLE}\n\nWritten by `make report` from `benchmarks/results/learning/` and `benchmarks/published.yaml`; the same with\n"
+        f"# {TITLE}\n\nWritten by `make report` from the records in `benchmarks/results/` and `benchmarks/published.yaml`; the same with\n"
         f"curves is in [index.html](index.html), how the records came about in [benchmarks](../benchmarks.md).\n\n{NOTE}\n\n"
         f"{as_markdown(rows)}\n\n## Sources\n{sources}\n\n## Configs\nThe seed of each run is in its command.\n\n{configs}"
     )
@@ -132,7 +162,7 @@ def stale(found: list[dict[str, Any]], known: dict[str, Any]) -> list[str]:
     names = [f"{record['preset']} seed {run['seed']}" for record in found for run in record["runs"]]
     whole = {"README.md": read["README.md"] == markdown(found, known)}
     whole["index.html"] = all(name in read["index.html"] for name in names)
-    return [name for name, current in whole.items() if not current]
+    return [name for name, current in whole.items() if not current] + pictures.stale(known)
 
 
 def main() -> int:
@@ -144,7 +174,8 @@ def main() -> int:
     PAGES.mkdir(parents=True, exist_ok=True)
     (PAGES / "README.md").write_text(markdown(found, known))
     (PAGES / "index.html").write_text(page(found, known))
-    print(f"docs/benchmarks: README.md and index.html, from {len(found)} records")
+    pictures.draw_all(known)
+    print(f"docs/benchmarks: README.md, index.html and {len(pictures.PICTURES)} pictures, from {len(found)} records")
     return 0
 
 

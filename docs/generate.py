@@ -13,6 +13,8 @@ from pathlib import Path
 
 import option_types
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import report
 from rl_training.envs.options import AtariOptions, EnvOptions, PartsOptions, PixelOptions, RewardOptions
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.options_table import markdown_table
@@ -30,6 +32,17 @@ CONFIGS = {
 }
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+PEERS = {  # other packages, by their names in the records
+    "sb3": "Stable-Baselines3", "sbx": "SBX", "tianshou": "Tianshou", "axiomrl": "AxiomRL", "d3rlpy": "d3rlpy",
+    "mbrl": "mbrl-lib", "imitation": "imitation",
+}  # fmt: skip
+DATA = {  # what a reader should know of the datasets that records name (benchmarks/datasets.py)
+    "data/hopper-medium-replay.npz": "replay of a beginner (mean 264)",
+    "data/hopper-expert.npz": "10 expert episodes (mean 3023)",
+    "data/mountaincar-expert.npz": "10 expert episodes (mean -105)",
+    "data/mountaincar-demos.npz": "10 demonstrations",
+    "data/pendulum-replay.npz": "replay of 5k steps of SAC",
+}
 
 
 def learning(folder: str = "learning") -> list[dict]:
@@ -77,16 +90,21 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
 
 
-def speed_table() -> str:
-    """Ours beside each peer, from the newest measurement of each unit of work."""
+def speed_table(fastest: bool = False) -> str:
+    """Ours beside each peer, from the newest measurement of each unit of work; or beside the fastest other package only."""
     lines = ["| work | ours | peer | theirs | ratio | commit |", "|---|---|---|---|---|---|"]
+    if fastest:
+        lines = ["| work | ours | fastest peer | theirs | ratio |", "|---|---|---|---|---|"]
     for path in sorted((RESULTS / "speed").glob("*.json")):
         unit = json.loads(path.read_text())
         commit = (unit["git"] or {}).get("commit", "")[:8]
-        for row in unit["rows"]:
-            lines.append(
-                f"| {unit['what']} | {rate(row['ours'])} | {row['peer']} | {rate(row['theirs'])} | **{row['ratio']:.2f} ×** | {commit} |"
-            )
+        rows = unit["rows"]
+        if fastest:
+            rows = sorted((row for row in rows if row["peer"] in PEERS), key=lambda row: row["ratio"])[:1]
+        for row in rows:
+            cells = [unit["what"], rate(row["ours"]), PEERS.get(row["peer"], row["peer"]) if fastest else row["peer"]]
+            cells += [rate(row["theirs"]), f"**{row['ratio']:.2f} ×**"] + [commit] * (not fastest)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -203,10 +221,14 @@ def environments_table() -> str:
 
 
 def task(record: dict) -> str:
-    """The environment, and which entries of its observations are left where some are hidden."""
+    """The environment, which entries of its observations are left where some are hidden, and the data that is learned from."""
     kept = record["config"]["env_kwargs"].get("wrappers", {}).get("keep")
     name = record["env_id"].rsplit(":", 1)[-1]
-    return name if kept is None else f"{name} (entries {', '.join(map(str, kept))} only)"
+    parts = [] if kept is None else [f"entries {', '.join(map(str, kept))} only"]
+    options = record["config"]["algo_kwargs"]
+    data = options.get("dataset_path") or options.get("expert_dataset_path")
+    parts += [DATA[data]] if data else []
+    return f"{name}, {', '.join(parts)}" if parts else name
 
 
 def steps(count: int) -> str:
@@ -214,22 +236,32 @@ def steps(count: int) -> str:
 
 
 def algorithms_table() -> str:
-    """The README's table: what each algorithm takes, and what it was measured to reach."""
-    lines = [
-        "| algorithm | observations | actions | measured (last checkpoint, IQM over n seeds) |",
-        "|---|---|---|---|",
-    ]
+    """The README's first table: what each algorithm learns from, and for which spaces."""
+    lines = ["| algorithm | in one sentence | observations | actions |", "|---|---|---|---|"]
     for name, entry in ALGORITHMS.items():
         spec = get_algorithm_spec(name)
-        records = [record for record in learning() if record["algo"] == name]
-        records = [record for record in records if record["threshold"] is not None] or records  # not controls
-        reached = [f"{task(record)} at {steps(record['total_timesteps'])}: {learned(record)}" for record in records]
         kinds = ", ".join(kind.replace("_", "-") for kind in spec.actions)
+        lines.append(
+            f"| [{entry.public}](docs/{name}.md) ({entry.year}) | {entry.summary} | {', '.join(spec.obs)} | {kinds} |"
+        )
+    return "\n".join(lines)
+
+
+def headlines_table() -> str:
+    """The README's second table: one or two records of each algorithm, beside what others published for it."""
+    known = report.published()
+    lines = [
+        "| algorithm | task | steps | return over seeds [95 %] | published for the algorithm |",
+        "|---|---|---|---|---|",
+    ]
+    for name in report.yaml(ROOT / "benchmarks" / "headlines.yaml"):
+        record = json.loads((RESULTS / f"{name}.json").read_text())
         cells = (
-            f"[{entry.public}](docs/{name}.md) ({entry.year})",
-            ", ".join(spec.obs),
-            kinds,
-            "; ".join(reached) or "not yet",
+            ALGORITHMS[record["algo"]].public,
+            task(record),
+            steps(record["total_timesteps"]),
+            learned(record),
+            report.nearest(record, known),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -246,13 +278,14 @@ def page(text: str) -> str:
             "results": lambda: results_table(what or None),
             "defaults": lambda: results_table(folder="defaults"),
             "campaign": lambda: results_table(folder="campaign"),
-            "speed": speed_table,
+            "speed": lambda: speed_table(fastest=what == "peers"),
             "fractions": fractions_table,
             "serving": serving_table,
             "dreamer": dreamer_table,
             "device": device_table,
             "tuned": tuned_table,
             "algorithms": algorithms_table,
+            "headlines": headlines_table,
             "environments": environments_table,
         }[kind]()
         return f"<!-- begin: {match[1]} -->\n{made}\n<!-- end -->"
