@@ -96,6 +96,12 @@ def test_the_familys_trainer_serves_each_member_by_the_configs_name(tiny, algo):
     assert_same(state.algorithm_state, load_checkpoint(SPECS[algo].train(tiny(algo)).checkpoint_path).algorithm_state)
 
 
+@pytest.mark.parametrize(("trainer", "algo"), [("dqn", "ppo"), ("fqf", "sac"), ("sac", "dqn"), ("sac", "rlpd")])
+def test_a_config_of_an_algorithm_outside_the_family_is_refused(tiny, trainer, algo):
+    with pytest.raises(ConfigError, match=f"{trainer} cannot take a config of {algo}; use {algo}'s own"):
+        get_algorithm_spec(trainer).train(tiny(algo))
+
+
 def test_plain_dqn_has_no_quantiles(tiny):
     with pytest.raises(ConfigError, match="num_quantiles"):
         get_algorithm_spec("dqn").options(tiny("dqn", num_quantiles=5))

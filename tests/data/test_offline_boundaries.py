@@ -112,6 +112,22 @@ def test_an_assumption_leads_to_a_warning():
     assert data.meta["assumed_episode_steps"] == 10
 
 
+def test_truncations_of_zeros_are_believed_and_doubted_aloud_beyond_the_time_limit(recwarn):
+    columns = without(recorded(), "next_obs")
+    columns["truncations"] = np.zeros_like(columns["truncations"])
+    with pytest.warns(UserWarning, match=r"a.npz: no row is marked as truncated, and an episode goes on for 27 steps, "
+                      r"beyond the time limit of 10"):  # fmt: skip
+        data = TransitionDataset.from_dict(columns, where="a.npz", time_limit=LIMIT)
+    assert lengths(data) == [14, 27, 10, 2]
+    recwarn.clear()
+    for given in ({"time_limit": None}, {"time_limit": 27}):
+        TransitionDataset.from_dict(columns, **given)
+    TransitionDataset.from_dict(
+        {**columns, "next_obs": recorded()["next_obs"]}, time_limit=LIMIT
+    )  # which show the cuts
+    assert not [w for w in recwarn if "no row is marked" in str(w.message)]
+
+
 def test_where_nothing_shows_the_cuts_the_data_is_refused_in_one_line():
     columns = without(recorded(), "next_obs", "truncations")
     with pytest.raises(ValueError, match=r"^a\.npz has neither truncations .* give dataset_episode_steps") as caught:

@@ -64,6 +64,7 @@ LIES = {
     "truncated words": ({"step": with_part(3, "False")}, r"truncated.*'False', not a bool"),
     "truncated info": ({"step": with_part(3, {})}, r"truncated.*\{\}, not a bool"),
     "four values": ({"step": lambda r: (r[0], r[1], r[2], r[4])}, r"step returned a tuple of 4, not \(observation, reward, terminated, truncated, info\)"),
+    "a list": ({"step": list}, r"step returned a list of 5, not \(observation, reward"),
     "no tuple": ({"step": lambda r: None}, r"step returned None, not \(observation, reward"),
 }  # fmt: skip
 
@@ -134,6 +135,14 @@ def test_what_has_one_meaning_is_taken(kind):
     assert honest.metrics() == other.metrics() == {"episode_return": 5.0, "episode_length": 5.0, "episodes": 2.0}
     score = evaluate(Zero(), EnvFactory(named("x", **HARMLESS[kind]), {}), episodes=1, seed=0)
     assert score["eval_return_mean"] == score["eval_length_mean"] == 5.0
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, -1e39, np.float64(1e300)])
+def test_a_reward_that_32_bits_cannot_hold_is_the_environments_not_the_networks(reward):
+    collector = Collector(EnvFactory(named("Rich", step=with_part(1, reward)), {}), 2, seed=0)
+    collector.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvironmentFailure, match=r"environment 0 \(Rich\) gave the reward .* at step 2"):
+        collector.step(np.zeros(2, np.int64))
 
 
 def test_a_lie_in_the_middle_of_a_run_keeps_its_checkpoint_and_one_at_the_start_is_as_clear(tiny):
@@ -243,6 +252,37 @@ def test_vectors_in_other_clothes_are_flattened(space, size):
 
     collector = Collector(EnvFactory(Clothed, {}), 1, seed=0)
     assert collector.step(np.zeros(1, np.int64)).next_obs.shape == (1, size)
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "said"),
+    [
+        (gym.spaces.Discrete(5), -1, r"is -1, its space says Discrete\(5\)"),
+        (gym.spaces.Discrete(5), 5, r"is 5, its space says Discrete\(5\)"),
+        (gym.spaces.Discrete(5, start=1), 0, r"is 0, its space says Discrete\(5, start=1\)"),
+        (gym.spaces.Discrete(5), 1.5, r"is 1.5, its space says Discrete\(5\)"),
+        (gym.spaces.MultiDiscrete([2, 3]), np.array([2, 0]), r"is \[2, 0\], its space says MultiDiscrete"),
+        (gym.spaces.MultiDiscrete([2, 3]), np.array([0, -1]), r"is \[0, -1\], its space says MultiDiscrete"),
+        (gym.spaces.MultiDiscrete([2, 3]), np.array([0, 1, 1]), r"is \[0, 1, 1\], its space says MultiDiscrete"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_choice_that_is_none_is_not_taken_for_another_one(space, wrong, said, at):
+    class Chosen(Counter):
+        observation_space = space
+
+        def _obs(self):
+            return wrong if self.t == at else self.observation_space.sample()
+
+    def train():
+        collector = Collector(EnvFactory(Chosen, {}), 1, seed=0)
+        for _ in range(3):
+            collector.step(np.zeros(1, np.int64))
+
+    with pytest.raises(EnvironmentFailure, match=rf"environment 0 \(Chosen\).*the observation {said}"):
+        train()
+    with pytest.raises(EnvironmentFailure, match=rf"Chosen.*the observation {said}.*in evaluation"):
+        evaluate(Zero(), EnvFactory(Chosen, {}), episodes=1, seed=0)
 
 
 def test_flattening_on_purpose_is_the_users_to_choose():

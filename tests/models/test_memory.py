@@ -9,6 +9,7 @@ import torch
 from oracles.memory import PlainActorCritic, one_step, plain_layer
 from rl_training.models import MLPActorCritic, MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.models.action_values import ActionValues, FractionQuantileMeans, ProposedQuantileMeans, QuantileMeans
+from rl_training.models.host import host_forward
 from rl_training.models.memory import Memory, MemorySize, RecurrentTrunk, Sequences, Warmup, memory_of
 
 KINDS = ("lstm", "gru")
@@ -163,6 +164,34 @@ def test_a_memory_that_was_changed_acts_by_torch(change):
     for one, other in zip(forward(given), expected):
         np.testing.assert_array_equal(one, other.numpy())
     np.testing.assert_array_equal(given.after, same.after.numpy())
+
+
+class Leaking(Memory):
+    """Forgets half of its state at every step."""
+
+    def step(self, x, state):
+        return super().step(x, 0.5 * state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on", ["class", "instance"])
+def test_a_step_of_ones_own_is_learned_as_it_acts(kind, on):
+    made = network(MLPQNetwork, kind)
+    memory, lengths = memory_of(made).memories[0], torch.tensor([5, 2])
+    if on == "class":
+        memory.__class__ = Leaking
+    else:
+        memory.step = lambda x, state: Memory.step(memory, x, 0.5 * state)
+    rows, forward, acted = torch.randn(7, 3), host_forward(made), []
+    with torch.no_grad():
+        learned = made(Sequences(rows, torch.zeros(2, memory.state_size), lengths)).numpy()
+    for sequence in rows.split(lengths.tolist()):
+        carry = np.zeros((1, memory.state_size), np.float32)
+        for row in sequence:
+            given = Sequences(row[None].numpy(), carry)
+            acted.append(forward(given))
+            carry = given.after
+    np.testing.assert_allclose(learned, np.concatenate(acted), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from compiling import compiles
 from rl_training.algorithms.bc import BC
 from rl_training.algorithms.cql import CQL, many_values
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.dreamer import Dreamer
 from rl_training.algorithms.fqf import FQF
 from rl_training.algorithms.gail import GAIL
 from rl_training.algorithms.iql import IQL
@@ -40,10 +42,13 @@ from rl_training.models import (
     MLPSACModel,
     MLPTD3Model,
 )
+from rl_training.models.dreamer import SIZES as DREAMERS
+from rl_training.models.dreamer import PixelDecoder
 from rl_training.models.heads import Categorical, SquashedGaussian
 from rl_training.models.mlp_iqn_network import midpoints
 from rl_training.models.mlp_sac import SampledActions
 from rl_training.models.normalizer import ObservationNormalizer
+from rl_training.models.rssm import RSSM
 
 OBS, ACTIONS = 3, 4
 ON_POLICY = {"learning_rate": 1e-3, "clip_coef": 0.2, "ent_coef": 0.0, "vf_coef": 0.5}
@@ -311,6 +316,19 @@ def test_layers_of_another_type_act_by_torch(name):
     assert (acts_as_it_learns(name, agent, model, obs) != before).any()
 
 
+@pytest.mark.parametrize(
+    ("activation", "number"), [(nn.LeakyReLU(), "negative_slope"), (nn.ELU(), "alpha")], ids=["leaky_relu", "elu"]
+)
+def test_an_activations_number_that_is_changed_later_acts_too(activation, number):
+    network = randomised(nn.Sequential(nn.Linear(OBS, 16), activation, nn.Linear(16, ACTIONS)))
+    agent, obs = DQN(q_network=network, **VALUES), observations()
+    before = agent.act(obs, deterministic=True).actions
+    setattr(activation, number, -5.0)
+    actions = agent.act(obs, deterministic=True).actions
+    assert in_numpy(agent) and (actions != before).any()
+    assert np.array_equal(actions, network(torch.from_numpy(obs)).argmax(-1).numpy())
+
+
 @pytest.mark.parametrize("name", ["ppo", "ppo for boxes", "ppg"])
 def test_stored_log_probabilities_and_values_are_those_that_are_learned(name):
     class Own(CASES[name].base):
@@ -504,6 +522,59 @@ def test_plans_and_rollouts_ask_an_own_prediction():
     obs = torch.from_numpy(observations(7))
     next_obs, rewards = agent.imagined_step(obs, torch.zeros(7, ACTIONS))
     assert torch.equal(next_obs, obs) and rewards.abs().max() == 0
+
+
+class OwnRecurrence(RSSM):
+    def recur(self, state, action):
+        return -super().recur(state, action)
+
+
+class OwnDecoder(PixelDecoder):
+    def _decode(self, features):
+        return 1 - super()._decode(features)
+
+
+CHANGED_WORLDS = {
+    "recurrence": lambda world: setattr(world.rssm, "__class__", OwnRecurrence),
+    "posterior of the instance": lambda world: setattr(
+        world.rssm, "posterior", lambda deter, encoded: RSSM.posterior(world.rssm, deter, -encoded)
+    ),
+    "hook on the recurrence": lambda world: world.rssm.of_deter[0].register_forward_hook(negate_output),
+    "activation of the recurrence": lambda world: world.rssm.of_stoch.__setitem__(2, nn.Tanh()),
+    "hook on the encoder": lambda world: world.encoder.stages[0].register_forward_hook(negate_output),
+    "hook on the decoder": lambda world: world.decoder.last.register_forward_hook(negate_output),
+    "decoder": lambda world: setattr(world.decoder, "__class__", OwnDecoder),
+}
+
+
+@compiles
+@pytest.mark.parametrize("name", CHANGED_WORLDS)
+def test_a_world_model_that_was_changed_is_learned_as_it_acts_and_not_by_kernels(name):
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "obs": torch.randint(0, 256, (3, 2, 1, 32, 32), generator=generator, dtype=torch.uint8),
+        "actions": torch.randint(2, (3, 2), generator=generator), "rewards": torch.ones(3, 2),
+        "dones": torch.zeros(3, 2), "episode_starts": torch.tensor([[1.0, 1.0], [0, 0], [0, 0]]),
+    }  # fmt: skip
+
+    def losses(*, compiled, change=None):
+        torch.manual_seed(1)
+        agent = Dreamer(obs_shape=(1, 32, 32), size=DREAMERS["nano"], num_actions=2)
+        for parameter in agent.world_model.parameters():  # norms and biases begin where signs do not matter
+            parameter.data.add_(0.05 * torch.randn(parameter.shape))
+        if compiled:
+            agent.use_compiled()
+        if change is not None:
+            change(agent.world_model)
+        torch.manual_seed(2)
+        return dict(agent.update_world_model(batch, global_step=0).metrics)
+
+    change = CHANGED_WORLDS[name]
+    expected = losses(compiled=False, change=change)
+    assert losses(compiled=True, change=change) == pytest.approx(expected, rel=1e-4)
+    assert losses(compiled=True)["dreamer_world_model_loss"] != pytest.approx(
+        expected["dreamer_world_model_loss"], rel=1e-4
+    )  # it mattered
 
 
 @pytest.mark.parametrize("change", ["subclass", "hook"])

@@ -121,7 +121,7 @@ class Dreamer(Learner):
 
     @property
     def compiled(self) -> bool:
-        return any(module.fused for module in kernels.fusible(self.world_model))
+        return any(module.fused and module.as_built for module in kernels.fusible(self.world_model))
 
     # ---- acting
 

@@ -56,6 +56,8 @@ def find_boundaries(
             "the last transitions of truncated episodes are left out"
         )
     if truncated is not None:
+        if gaps is None and not truncated.any():
+            _doubt_empty_marks(found, limits, where)
         return found
     if vague:
         _split_dones(found, limits, where)
@@ -65,6 +67,17 @@ def find_boundaries(
         found.truncated = found.truncated | (gaps & ~found.terminated)
         found.truncated[-1:] |= (limits.reached(found.ended) & ~found.terminated)[-1:]
     return found
+
+
+def _doubt_empty_marks(found: Boundaries, limits: _Limits, where: str) -> None:
+    """Truncations of zeros say that there was none, which episodes beyond the time limit contradict."""
+    longest = int(step_numbers(found.terminated).max(initial=0))
+    if limits.known and longest > max(limits.values()):
+        found.notes.append(
+            f"{where}: no row is marked as truncated, and an episode goes on for {longest:,} steps, beyond the time "
+            f"limit of {max(limits.values()):,}; if it was truncated there, rows bootstrap from another episode: "
+            "mark truncations, or leave the column out to have episodes cut at the limit"
+        )
 
 
 def _split_dones(found: Boundaries, limits: _Limits, where: str) -> None:

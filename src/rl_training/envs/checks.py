@@ -10,9 +10,19 @@ import numpy as np
 from rl_training.base.errors import raised
 from rl_training.envs.spaces import Spaces
 
-__all__ = ["BOOLEANS", "Checks", "EnvironmentFailure", "attempt", "described", "failure", "first_observation"]
+__all__ = [
+    "BOOLEANS",
+    "LARGEST",
+    "Checks",
+    "EnvironmentFailure",
+    "attempt",
+    "described",
+    "failure",
+    "first_observation",
+]
 
 BOOLEANS = frozenset((bool, np.bool_))
+LARGEST = float(np.finfo(np.float32).max)  # of rewards, which are learned from in 32 bits
 RESET = "(observation, info)"
 STEP = "(observation, reward, terminated, truncated, info)"
 

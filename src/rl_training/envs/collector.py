@@ -14,7 +14,7 @@ import torch
 
 from rl_training.base.errors import raised
 from rl_training.base.saved import Saved, StateError, within
-from rl_training.envs.checks import BOOLEANS, Checks, EnvironmentFailure, attempt, failure
+from rl_training.envs.checks import BOOLEANS, LARGEST, Checks, EnvironmentFailure, attempt, failure
 from rl_training.envs.endings import Episode, last_numbers, mean_numbers, only
 from rl_training.envs.factory import EnvFactory, has_time_limit
 from rl_training.envs.incidents import incident
@@ -231,17 +231,17 @@ class Collector:
         try:
             obs, reward, terminated, truncated, info = result
             reward = float(reward)
-            usual = obs.shape == self._shape and (
-                terminated is truncated is False
-                or (terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS)
+            flags = terminated is truncated is False or (
+                terminated.__class__ in BOOLEANS and truncated.__class__ in BOOLEANS
             )
+            usual = flags and obs.shape == self._shape and result.__class__ is tuple
         except (TypeError, ValueError, AttributeError, OverflowError):
             usual = False
         if not usual or (not self._check_obs and obs.dtype != np.uint8):
             when = f"at step {self.steps}"
             obs, reward, terminated, truncated = attempt(self._who(i), when, self._checks.step, result)
             info = result[4]
-        if not isfinite(reward) and self._check_rewards:
+        if not -LARGEST <= reward <= LARGEST and self._check_rewards:
             raise EnvironmentFailure(f"{self._who(i)} gave the reward {reward} at step {self.steps}")
         return obs, reward, terminated, truncated, info
 

@@ -32,7 +32,7 @@ from rl_training.envs.multi_agent import (
     require_plain,
 )
 from rl_training.envs.options import EnvOptions, PartsOptions, RewardOptions, parse_env_kwargs
-from rl_training.envs.parts import packed
+from rl_training.envs.parts import ChosenObservation, packed
 from rl_training.envs.seats import Seats
 from rl_training.envs.spaces import CHANNELS, Spaces
 from rl_training.envs.vector import OneOfVector, VectorEnvs, another_one, check_vector, one_of
@@ -333,4 +333,6 @@ def _seen(env: gym.Env, options: PartsOptions, name: str) -> gym.Env:
         raise ValueError(f"{name}: {error}") from None
     if rows is not None:
         return rows
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return ChosenObservation(env)
     return env if isinstance(space, gym.spaces.Box) and len(space.shape) in (1, 3) else FlattenObservation(env)

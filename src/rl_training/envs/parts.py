@@ -7,13 +7,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import FlattenObservation
 
 from rl_training.base.parts import WIDEST_ROW, Part, PartError, Parts
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.options import PartsOptions
 from rl_training.envs.spaces import SHORTEST, RowSpace, channels_last, is_image
 
-__all__ = ["PackedObservation", "is_seen", "packed"]
+__all__ = ["ChosenObservation", "PackedObservation", "is_seen", "packed"]
 
 IMAGE_SIDE = 24  # matrices of numbers with both sides at least this long are images, smaller ones vectors
 LARGEST_RANGE = 65_535.0  # finite bounds up to this are the range of an image's numbers
@@ -36,6 +37,24 @@ class PackedObservation(gym.ObservationWrapper):
         if self._check and not np.isfinite(floats := self._parts.floats_of(row)).all():
             raise EnvironmentFailure(f"the observation is not finite ({int((~np.isfinite(floats)).sum())} entries)")
         return row.reshape(self._shape)
+
+
+class ChosenObservation(FlattenObservation):
+    """One choice, or several, as Gymnasium flattens them: a one for each, among zeros. A number that is none of the
+    choices, which Gymnasium takes for another one, is refused."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space: Any = env.observation_space
+        self._first = space.start
+        self._beyond = space.start + (space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
+
+    def observation(self, observation: Any) -> Any:
+        array, space = np.asarray(observation), self.env.observation_space
+        fits = array.dtype.kind in "iub" and (array.size == 1 or array.shape == space.shape)
+        if not fits or not ((array >= self._first) & (array < self._beyond)).all():
+            raise EnvironmentFailure(f"the observation is {str(array.tolist())[:40]}, its space says {space}")
+        return super().observation(observation)
 
 
 def packed(env: gym.Env, options: PartsOptions) -> gym.Env | None:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.wrappers import FlattenObservation
 
 from rl_training.base.errors import raised
-from rl_training.envs.checks import Checks, EnvironmentFailure, attempt
+from rl_training.envs.checks import LARGEST, Checks, EnvironmentFailure, attempt
 from rl_training.envs.endings import SUCCESS
 from rl_training.envs.factory import EnvFactory, has_time_limit, time_limit_of
 from rl_training.envs.parts import PackedObservation
@@ -139,7 +139,7 @@ class Player:
         self.slot.actions.append(action)
         self._steps += 1
         obs, reward, terminated, truncated = result
-        if not np.isfinite(reward):
+        if not -LARGEST <= reward <= LARGEST:
             raise EnvironmentFailure(f"{self._name} gave the reward {reward} at step {self._steps - 1}")
         return self._tick(obs, reward, terminated, truncated)
 

@@ -105,6 +105,7 @@ def centred(pixels: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.T
 class PixelEncoder(Fusible, TensorModule):
     """Tokens (..., width) of images (..., C, H, W): four strided convolutions."""
 
+    REPLACED, LAYERS = (), (Layers, nn.Conv2d, ImageNorm)  # by the kernel
     kernel = staticmethod(convolutions)
 
     def __init__(self, shape: tuple[int, ...], size: Size) -> None:
@@ -139,6 +140,8 @@ class PixelEncoder(Fusible, TensorModule):
 class PixelDecoder(Fusible, TensorModule):
     """Images (..., C, H, W), with pixels around [0, 1], of features (..., F): four transposed convolutions."""
 
+    # by the kernel
+    REPLACED, LAYERS = ("_decode",), (Layers, nn.Linear, nn.LayerNorm, nn.SiLU, nn.ConvTranspose2d, ImageNorm)
     kernel = staticmethod(convolutions)
 
     def __init__(self, features: int, shape: tuple[int, ...], size: Size) -> None:

@@ -274,13 +274,11 @@ def _tanh(layer: nn.Module) -> list[Layer]:
 
 
 def _leaky_relu(layer: nn.LeakyReLU) -> list[Layer]:
-    slope = np.float32(layer.negative_slope)
-    return [lambda x, rng, out: np.where(x > 0, x, slope * x)]
+    return [lambda x, rng, out: np.where(x > 0, x, np.float32(layer.negative_slope) * x)]
 
 
 def _elu(layer: nn.ELU) -> list[Layer]:
-    alpha = np.float32(layer.alpha)
-    return [lambda x, rng, out: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, np.float32(0))))]
+    return [lambda x, rng, out: np.where(x > 0, x, np.float32(layer.alpha) * np.expm1(np.minimum(x, np.float32(0))))]
 
 
 def _silu(layer: nn.Module) -> list[Layer]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from rl_training.base.devices import arrays_to_device, to_host
+from rl_training.models.overrides import redefined
 
 __all__ = ["Memory", "MemoryKind", "MemorySize", "RecurrentTrunk", "Sequences", "Warmup", "memory_of", "numpy_step"]
 
@@ -105,17 +106,28 @@ class Memory(nn.Module):
     def unroll(self, x: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Outputs (M, size) for inputs (M, F) of sequences one after the other, from states (P, S).
 
-        They are padded to the longest and pass through torch's kernel, time first. What is padded comes after all that
-        is real and reaches no output of it.
+        They are padded to the longest and pass through torch's kernel, time first, or through a ``step`` of one's own,
+        since that acts. What is padded comes after all that is real and reaches no output of it.
         """
         longest, count = int(lengths.max()), len(lengths)
         sequence = torch.repeat_interleave(torch.arange(count), lengths)
         time = torch.arange(len(sequence)) - (lengths.cumsum(0) - lengths)[sequence]
         places = (time * count + sequence).to(x.device)
         padded = x.new_zeros(longest * count, x.shape[-1]).index_copy(0, places, x).view(longest, count, -1)
-        h, c = state[None, :, : self.size].contiguous(), state[None, :, self.size :].contiguous()
-        outputs: torch.Tensor = self.layer(padded, (h, c) if self.cells else h)[0]
+        outputs = self._by_steps(padded, state) if redefined(self, "step") else self._at_once(padded, state)
         return outputs.flatten(0, 1).index_select(0, places)
+
+    def _at_once(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        h, c = state[None, :, : self.size].contiguous(), state[None, :, self.size :].contiguous()
+        outputs: torch.Tensor = self.layer(x, (h, c) if self.cells else h)[0]
+        return outputs
+
+    def _by_steps(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        outputs = []
+        for rows in x:
+            state = self.step(rows, state)
+            outputs.append(state[:, : self.size])
+        return torch.stack(outputs)
 
 
 class RecurrentTrunk(nn.Module):

@@ -98,6 +98,9 @@ def unimixed(probs: torch.Tensor) -> torch.Tensor:
 class RSSM(Fusible, nn.Module):
     """A recurrent state h and categorical latents z, with prior p(z given h) and posterior q(z given h, x)."""
 
+    # by the kernel
+    REPLACED = ("recur", "posterior", "logprobs", "sample")
+    LAYERS = (Layers, nn.Linear, Linear, nn.LayerNorm, nn.SiLU, BlockLinear)
     kernel = staticmethod(recurrence)
 
     def __init__(self, size: Size, action_dim: int, tokens: int) -> None:

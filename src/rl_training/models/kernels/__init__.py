@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_training.models.kernels import border
 from rl_training.models.kernels.border import KernelSizes, Library
+from rl_training.models.overrides import ordinary, redefined
 
 __all__ = [
     "Fusible",
@@ -81,15 +82,24 @@ def recurrence(sizes: KernelSizes) -> Library:
 
 
 class Fusible:
-    """A module that can learn through one of these kernels (``fused``). Acting never uses them."""
+    """A module that can learn through one of these kernels (``fused``). Acting never uses them, so a module of which a
+    method in ``REPLACED`` is redefined, or a layer altered or of a class not in ``LAYERS``, learns without them too."""
 
+    REPLACED: ClassVar[tuple[str, ...]] = ()
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]] = ()
     kernel: Callable[[KernelSizes], Library]
     sizes: KernelSizes
     fused = False
 
     @property
     def learns_fused(self) -> bool:
-        return self.fused and torch.is_grad_enabled()
+        return self.fused and torch.is_grad_enabled() and self.as_built
+
+    @property
+    def as_built(self) -> bool:
+        """Whether the module computes what its kernel does."""
+        _, *layers = cast(nn.Module, self).modules()  # the first is the module itself
+        return not redefined(self) and all(ordinary(layer, *self.LAYERS) for layer in layers)
 
 
 def fusible(network: nn.Module) -> list[Fusible]:
