@@ -36,7 +36,7 @@ UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 
          "mbpo_update": "MBPO's policy updates beside SAC's own, 256x256, batch 256",
          "dict_ppo": "PPO from a Dict of three vectors beside one box, 8 envs x 128, 4 epochs x 4 minibatches",
          "dict_sac": "SAC from a Dict of three vectors beside one box, 256x256, batch 256, an update each step",
-         "dict_picture_ppo": "PPO from a Dict of a picture and numbers beside the picture alone, 8 envs x 32, 4 epochs x 4 minibatches",
+         "dict_picture_ppo": "PPO from a Dict of a picture and numbers beside one picture with them, 8 envs x 32, 4 epochs x 4 minibatches",
          "ensemble_wall": "gradient steps of the ensemble, wall time, both cores, each at its best setting",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
 ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
@@ -44,7 +44,7 @@ ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpol
          ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3,
          ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1, ("ensemble_update", "mbrl"): 1.1,
          ("ensemble_rollout", "mbrl"): 1.5, ("ensemble_rollout", "axiomrl"): 7, ("pets_plan", "mbrl"): 1.4,
-         ("mbpo_update", "sac"): 0.9, ("dict_ppo", "flat"): 0.9, ("dict_sac", "flat"): 0.9, ("dict_picture_ppo", "picture"): 0.9,
+         ("mbpo_update", "sac"): 0.9, ("dict_ppo", "flat"): 0.9, ("dict_sac", "flat"): 0.9, ("dict_picture_ppo", "painted"): 0.9,
          ("ppg_cartpole", "ppo"): 0.85, ("gail_cartpole", "imitation"): 2,
          ("gail_cartpole", "axiomrl"): 2}  # fmt: skip
 WHO = {
@@ -61,7 +61,7 @@ WHO = {
     "ppg_cartpole": ("ppo",),
     "gail_cartpole": ("imitation", "axiomrl"),
     **dict.fromkeys(("dict_ppo", "dict_sac"), ("flat", "flattened")),
-    "dict_picture_ppo": ("picture",),
+    "dict_picture_ppo": ("painted",),
 }
 SCRIPTS = {name: [f"{name}_peer.py"] for name in ("tianshou", "axiomrl", "imitation")}
 ONE_SCRIPT = {  # no environment: one script for everyone

@@ -1,7 +1,7 @@
-"""Learning from observations of several parts, and from one: python parts.py UNIT ours|flat|flattened|picture
+"""Learning from observations of several parts, and from one: python parts.py UNIT ours|flat|flattened|painted
 
 ``ours`` sees a Dict. ``flat`` sees the same numbers as one box that the environment makes itself, ``flattened`` by Gymnasium's
-wrapper, and ``picture`` the Dict's picture alone.
+wrapper; ``painted`` sees a picture with the numbers in a channel of their own, which is the one box for a picture and numbers.
 """
 
 from __future__ import annotations
@@ -58,29 +58,33 @@ class Parted(Flat):
         return {"arm": self.state[:4], "goal": self.state[4:8], "hand": self.state[8:]}
 
 
-class Picture(Flat):
-    """A picture alone."""
+class Pictured(Flat):
+    """A picture, and the numbers beside it."""
 
-    observation_space = gym.spaces.Box(0, 255, (3, SIDE, SIDE), np.uint8)
-
-    def seen(self):
-        return np.full((3, SIDE, SIDE), self.t % 256, np.uint8)
-
-
-class Pictured(Picture):
-    """The picture, and the numbers beside it."""
-
-    observation_space = gym.spaces.Dict({"numbers": Flat.observation_space, "picture": Picture.observation_space})
+    observation_space = gym.spaces.Dict(
+        {"numbers": Flat.observation_space, "picture": gym.spaces.Box(0, 255, (3, SIDE, SIDE), np.uint8)}
+    )
 
     def seen(self):
-        return {"numbers": self.state, "picture": super().seen()}
+        return {"numbers": self.state, "picture": np.full((3, SIDE, SIDE), self.t, np.uint8)}
+
+
+class Painted(Flat):
+    """The picture with a fourth channel, which holds the numbers."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, SIDE, SIDE), np.uint8)
+
+    def seen(self):
+        picture = np.full((4, SIDE, SIDE), self.t, np.uint8)
+        picture[3, 0, :NUMBERS] = (128 + 16 * self.state).clip(0, 255)
+        return picture
 
 
 MAKERS = {
     "ours": Parted,
     "flat": Flat,
     "flattened": lambda: FlattenObservation(Parted()),
-    "picture": Picture,
+    "painted": Painted,
 }
 
 
@@ -99,7 +103,7 @@ if __name__ == "__main__":
     unit, who = sys.argv[1:]
     algo, num_envs, warm, options = OPTIONS[unit]
     maker = Pictured if unit == "dict_picture_ppo" and who == "ours" else MAKERS[who]
-    if who == "picture":
+    if who == "painted":
         options["hidden_sizes"] = [256]  # as many features as a Dict's picture has before it is joined with the numbers
     timing = Timing(warm)
     with tempfile.TemporaryDirectory() as folder:
