@@ -70,16 +70,8 @@ ONE_SCRIPT = {  # no environment: one script for everyone
     **dict.fromkeys(("ensemble_update", "ensemble_rollout", "pets_plan", "mbpo_update"), "models.py"),
 }
 WALL = {"sac_wall": "sac_cheetah", "ensemble_wall": "ensemble_update"}  # by the clock, with one thread and with two
-OWN = (
-    "ours",
-    "plain",
-    "sac",
-    "ppo",
-    "local",
-    "flat",
-    "flattened",
-    "picture",
-)  # contenders that run in this environment
+# contenders that run in this environment
+OWN = ("ours", "plain", "sac", "ppo", "local", "flat", "flattened", "painted")
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:
