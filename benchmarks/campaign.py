@@ -7,7 +7,8 @@
     python benchmarks/campaign.py collect FOLDER                copy the records to benchmarks/results/campaign
 
 FOLDER lies outside the work tree. It holds a checkout of the commit that the campaign began with and a virtual environment of its
-own, so that work on the tree cannot disturb it, every run, and the records, which name that commit. Runs resume exactly.
+own, so that work on the tree cannot disturb it, every run, and the records, which name that commit. Runs resume exactly. A row may
+name a group of tests/third_party/requirements: its runs are made in that group's environment, as third_party.py makes it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 EXTRAS = "box2d,mujoco,atari,offline"
+FIELDS = {"name", "preset", "algo", "env_id", "seeds", "hours", "set", "asked", "figure", "group"}
 SAME = (
     "algo",
     "env_id",
@@ -54,7 +57,7 @@ def queue(path: Path) -> list[Job]:
 
     rows = YAML(typ="safe").load(path.read_text())["rows"]
     for row in rows:
-        unknown = set(row) - {"name", "preset", "algo", "env_id", "seeds", "hours", "set", "asked"}
+        unknown = set(row) - FIELDS
         if unknown or ("preset" in row) == ("algo" in row):
             raise SystemExit(f"{row.get('name')}: {sorted(unknown) or 'give a preset, or algo and env_id'}")
     return [Job(row, seed) for row in rows for seed in row["seeds"]]
@@ -75,6 +78,7 @@ def work(folder: Path) -> None:
             place.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(Timeout), FileLock(place / ".worker").acquire(timeout=0):
                 if not (place / "result.json").exists():
+                    become(folder, job.row.get("group"))
                     print(f"{time.strftime('%F %T')} {job.row['name']} seed {job.seed}", flush=True)
                     result = train_one(config_of(job), place)  # raises if a signal stopped the run
                     (place / "result.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -82,6 +86,37 @@ def work(folder: Path) -> None:
                     break
         else:
             return
+
+
+def become(folder: Path, group: str | None) -> None:
+    """Go on in a group's environment (None: the campaign's own), unless this is it already.
+
+    It is the same process still, with its id, its niceness and its session, so that signals reach it as before. It has let go of
+    its locks, and looks through the queue again.
+    """
+    import third_party
+
+    here = Path(sys.prefix)
+    now = here.name if here.parent == third_party.VENVS else None
+    if now == group:
+        return
+    python: Path | None = folder / "venv" / "bin" / "python"
+    if now is None and group is not None:  # a group's environment can only be made from the campaign's own
+        python = ready(folder, group)
+        if python is None:
+            raise RuntimeError(f"{group}: its packages cannot be installed")
+    sys.stdout.flush()
+    os.execv(str(python), [str(python), str(Path(__file__).resolve()), "work", str(folder)])
+
+
+def ready(folder: Path, group: str) -> Path | None:
+    """The Python of a group, whose packages one worker installs."""
+    from filelock import FileLock
+
+    from third_party import TESTS, installed
+
+    with FileLock(folder / f".{group}"):
+        return installed(group, TESTS / "requirements" / f"{group}.txt")
 
 
 def come_last() -> None:
@@ -114,9 +149,21 @@ def write_record(folder: Path, row: dict[str, Any]) -> None:
     with FileLock(folder / ".records"):
         runs = [json.loads(p.read_text()) for job in jobs if (p := folder / job.folder / "result.json").exists()]
         facts = {"threshold": row.get("asked"), "at_most": None, "episodes": EPISODES, "seeds_asked": row["seeds"]}
-        judged = {"judged": "evaluation of the last checkpoint"}
-        record(folder / "records", row["name"], config_of(jobs[0]), runs, **facts, **judged, **facts_of_the_machine())
+        judged = {"judged": "evaluation of the last checkpoint", "figure": row.get("figure", "return_mean")}
+        machine = facts_of_the_machine()
+        if group := row.get("group"):
+            machine["group"], machine["versions"] = group, machine["versions"] | versions_of(group)
+        record(folder / "records", row["name"], config_of(jobs[0]), runs, **facts, **judged, **machine)
         (folder / "status.md").write_text(status(folder))
+
+
+def versions_of(group: str) -> dict[str, str]:
+    """The installed versions of a group's packages."""
+    from third_party import TESTS
+
+    lines = (TESTS / "requirements" / f"{group}.txt").read_text().splitlines()
+    names = [line.partition("==")[0] for line in lines if "==" in line and not line.startswith("#")]
+    return {name: metadata.version(name) for name in names}
 
 
 # ---- what people call
@@ -182,7 +229,7 @@ def send(folder: Path, number: signal.Signals) -> None:
 
 def status(folder: Path) -> str:
     """A table of the rows: seeds done, results so far, hours spent and hours estimated for what is left."""
-    lines = ["| row | seeds done | return of each | hours spent | hours left |", "|---|---|---|---|---|"]
+    lines = ["| row | seeds done | figure of each | hours spent | hours left |", "|---|---|---|---|---|"]
     spent_in_all = left_in_all = 0.0
     rows = {job.row["name"]: job.row for job in queue(folder / "queue.yaml")}
     for name, row in rows.items():
@@ -191,10 +238,10 @@ def status(folder: Path) -> str:
         spent = sum(json.loads(p.read_text())[1] for place in places if (p := place / "spent.json").exists()) / 3600
         each = spent / len(done) if done else row["hours"] / len(places)
         left = each * (len(places) - len(done))
-        returns = ", ".join(f"{run['return_mean']:.4g}" for run in done)
+        figures = ", ".join(f"{run[row.get('figure', 'return_mean')]:.4g}" for run in done)
         running = sum((p / "spent.json").exists() or any(p.glob("*/config.yaml")) for p in places) - len(done)
         begun = f" (+{running} begun)" if running > 0 else ""
-        lines.append(f"| {name} | {len(done)}/{len(places)}{begun} | {returns} | {spent:.2f} | {left:.2f} |")
+        lines.append(f"| {name} | {len(done)}/{len(places)}{begun} | {figures} | {spent:.2f} | {left:.2f} |")
         spent_in_all, left_in_all = spent_in_all + spent, left_in_all + left
     commit = subprocess.run(
         ["git", "-C", str(folder / "checkout"), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
@@ -211,7 +258,7 @@ def collect(folder: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted((folder / "records").glob("*.json")):
         record = json.loads(path.read_text())
-        record |= summarise([run["return_mean"] for run in record["runs"]])
+        record |= summarise([run[record.get("figure", "return_mean")] for run in record["runs"]])
         (target / path.name).write_text(json.dumps(record, indent=1) + "\n")
         print(target / path.name)
 

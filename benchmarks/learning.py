@@ -110,10 +110,12 @@ def train_one(
     ``last``: judge by that many of the last episodes of training instead. ``drawn``: evaluate with actions drawn.
     """
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    from rl_training.base.trust import modules_named, trust_modules
     from rl_training.experiment.registry import get_algorithm_spec
     from rl_training.experiment.yaml_config import read_config
     from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
+    trust_modules(modules_named(config.env_id, config.env_kwargs))  # the options are ours; files of the run repeat them
     with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
         spec = get_algorithm_spec(config.algo)
         config = spec.complete(config.replace(output_dir=folder, progress="off"))
@@ -143,6 +145,7 @@ def train_one(
         "return_mean": final["eval_return_mean"],
         "return_std": final["eval_return_std"],
         "return_min": final["eval_return_min"],
+        **({"success_rate": final["eval_success_rate"]} if "eval_success_rate" in final else {}),
         "steps": result.metrics["global_step"],
         "gradient_steps": result.metrics["gradient_steps"],
         "seconds": round(wall, 1),
@@ -173,14 +176,17 @@ def train_all(
 
 
 def record(folder: Path, name: str, config: TrainConfig, runs: list[dict[str, Any]], **facts: Any) -> bool:
-    """Compare the mean over seeds with what is asked (``threshold``, ``at_most``), say so, and write the record."""
-    summary = summarise([run["return_mean"] for run in runs])
+    """Compare the mean over seeds with what is asked (``threshold``, ``at_most``), say so, and write the record.
+
+    ``figure``: which number of a run that is (default: ``return_mean``).
+    """
+    summary = summarise([run[facts.get("figure", "return_mean")] for run in runs])
     threshold, ceiling = facts["threshold"], facts["at_most"]
     passed = (threshold is None or summary["mean"] >= threshold) and (ceiling is None or summary["mean"] <= ceiling)
     asked = f"at most {ceiling}" if ceiling is not None else threshold
     verdict = "" if asked is None else f"; asked {asked}: {'passed' if passed else 'NOT PASSED'}"
     print(
-        f"  mean {summary['mean']:.1f}, IQM {summary['iqm']:.1f} [{summary['low']:.1f}, {summary['high']:.1f}]{verdict}",
+        f"  mean {summary['mean']:.4g}, IQM {summary['iqm']:.4g} [{summary['low']:.4g}, {summary['high']:.4g}]{verdict}",
         flush=True,
     )
     content = {

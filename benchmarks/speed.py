@@ -34,6 +34,9 @@ UNITS = {"ppo_cartpole": "PPO CartPole, 8 envs x 128, 4 epochs x 4 minibatches, 
          "ppg_cartpole": "PPG without its auxiliary phase beside PPO, CartPole, 8 envs x 128, 4 epochs x 4 minibatches",
          "gail_cartpole": "GAIL CartPole, as PPO, 4 discriminator updates of 256 + 256 rows a rollout",
          "mbpo_update": "MBPO's policy updates beside SAC's own, 256x256, batch 256",
+         "dict_ppo": "PPO from a Dict of three vectors beside one box, 8 envs x 128, 4 epochs x 4 minibatches",
+         "dict_sac": "SAC from a Dict of three vectors beside one box, 256x256, batch 256, an update each step",
+         "dict_picture_ppo": "PPO from a Dict of a picture and numbers beside one picture with them, 8 envs x 32, 4 epochs x 4 minibatches",
          "ensemble_wall": "gradient steps of the ensemble, wall time, both cores, each at its best setting",
          "sac_wall": "SAC HalfCheetah-v5, wall time, both cores, each at its best setting"}  # fmt: skip
 ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpole", "sb3"): 4, ("sac_cheetah", "sb3"): 1.5,
@@ -41,7 +44,8 @@ ASKED = {("ppo_cartpole", "sb3"): 3, ("ppo_cheetah8", "sbx"): 1.5, ("dqn_cartpol
          ("iqn_cartpole", "tianshou"): 3, ("fqf_cartpole", "axiomrl"): 4, ("fqf_cartpole", "tianshou"): 3,
          ("rlpd_update", "plain"): 1.5, ("cql_update", "d3rlpy"): 1, ("ensemble_update", "mbrl"): 1.1,
          ("ensemble_rollout", "mbrl"): 1.5, ("ensemble_rollout", "axiomrl"): 7, ("pets_plan", "mbrl"): 1.4,
-         ("mbpo_update", "sac"): 0.9, ("ppg_cartpole", "ppo"): 0.85, ("gail_cartpole", "imitation"): 2,
+         ("mbpo_update", "sac"): 0.9, ("dict_ppo", "flat"): 0.9, ("dict_sac", "flat"): 0.9, ("dict_picture_ppo", "painted"): 0.9,
+         ("ppg_cartpole", "ppo"): 0.85, ("gail_cartpole", "imitation"): 2,
          ("gail_cartpole", "axiomrl"): 2}  # fmt: skip
 WHO = {
     "rlpd_update": ("plain",),
@@ -56,14 +60,18 @@ WHO = {
     "mbpo_update": ("sac",),
     "ppg_cartpole": ("ppo",),
     "gail_cartpole": ("imitation", "axiomrl"),
+    **dict.fromkeys(("dict_ppo", "dict_sac"), ("flat", "flattened")),
+    "dict_picture_ppo": ("painted",),
 }
 SCRIPTS = {name: [f"{name}_peer.py"] for name in ("tianshou", "axiomrl", "imitation")}
 ONE_SCRIPT = {  # no environment: one script for everyone
     **dict.fromkeys(("rlpd_update", "cql_update"), "updates.py"),
+    **dict.fromkeys(("dict_ppo", "dict_sac", "dict_picture_ppo"), "parts.py"),
     **dict.fromkeys(("ensemble_update", "ensemble_rollout", "pets_plan", "mbpo_update"), "models.py"),
 }
 WALL = {"sac_wall": "sac_cheetah", "ensemble_wall": "ensemble_update"}  # by the clock, with one thread and with two
-OWN = ("ours", "plain", "sac", "ppo", "local")  # contenders that run in this environment
+# contenders that run in this environment
+OWN = ("ours", "plain", "sac", "ppo", "local", "flat", "flattened", "painted")
 
 
 def measure(who: str, unit: str, threads: int, seconds: float) -> dict | None:

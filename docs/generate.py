@@ -67,15 +67,15 @@ def results_table(algo: str | None = None, folder: str = "learning") -> str:
     for result in learning(folder):
         if algo not in (None, result["algo"]):
             continue
-        seeds = ", ".join(
-            f"{run['return_mean']:{'.0f' if abs(run['return_mean']) >= 10 else '.3g'}}" for run in result["runs"]
-        )
+        figure = result.get("figure", "return_mean")
+        seeds = ", ".join(f"{run[figure]:{'.0f' if abs(run[figure]) >= 10 else '.3g'}}" for run in result["runs"])
         commit = (result["git"] or {}).get("commit", "")[:8]
         asked = "" if result["threshold"] is None else f"{result['threshold']:g}"
         if result.get("at_most") is not None:
             asked = f"at most {result['at_most']:g}"
         usual = "evaluation of the last checkpoint"
         note = "" if (judged := result.get("judged", usual)) == usual else f" ({judged})"
+        note += "" if figure == "return_mean" else f" ({figure.replace('_', ' ')})"
         lines.append(
             f"| `{result['preset']}`{note} | {result['total_timesteps']:,} | {learned(result)} | {seeds} | {asked} | {commit} |"
         )

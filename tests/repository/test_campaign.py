@@ -1,8 +1,12 @@
 """The evidence campaign: a queue of runs that is worked through in order, survives interruptions, and says where it stands."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -119,3 +123,107 @@ def test_a_new_folder_takes_over_the_runs_of_collected_records_if_their_options_
     (changed / "queue.yaml").write_text(ROWS.replace("num_steps: 32", "num_steps: 64"))
     campaign.recall(changed, tmp_path / "records")
     assert not list(changed.rglob("result.json"))
+
+
+TOY = """
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+class Toy(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        while self.t == 6 and not os.path.exists(os.environ["GO"]):
+            open(os.environ["GO"] + ".awaited", "w").close()
+            time.sleep(0.01)
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 8, False, {"is_success": action == 1}
+
+
+gym.register("Toy-v0", Toy)
+"""
+GROUPED = """
+rows:
+  - {name: toys/ppo, algo: ppo, env_id: "toy_world:Toy-v0", seeds: [1], hours: 1, asked: 0.5, figure: success_rate, group: toys, set: &tiny
+      {total_timesteps: 96, eval_episodes: 1, compile: false, algo_kwargs.num_steps: 32, algo_kwargs.minibatch_size: 32}}
+  - {name: ppo/own, algo: ppo, env_id: CartPole-v1, seeds: [1], hours: 1, set: *tiny}
+"""
+
+
+@pytest.fixture
+def grouped(tmp_path):
+    """A campaign's folder whose queue has a row of a group, ``toys``, which is one package: what is needed to start a worker."""
+    benchmarks, requirements = (
+        tmp_path / "checkout" / name for name in ("benchmarks", "tests/third_party/requirements")
+    )
+    for folder in (benchmarks, requirements, tmp_path / "venv" / "bin"):
+        folder.mkdir(parents=True)
+    for name in ("campaign", "learning", "third_party"):
+        text = (BENCHMARKS / f"{name}.py").read_text()
+        (benchmarks / f"{name}.py").write_text(text.replace("        come_last()\n", ""))  # these have somebody waiting
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    with zipfile.ZipFile(tmp_path / "toy_world-1.5-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("toy_world.py", TOY)
+        wheel.writestr("toy_world-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy_world\nVersion: 1.5\n")
+        wheel.writestr(
+            "toy_world-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("toy_world-1.5.dist-info/RECORD", "")
+    (requirements / "toys.txt").write_text(f"# Nobody's.\n--no-index\n--find-links {tmp_path}\ntoy_world==1.5\n")
+    (tmp_path / "queue.yaml").write_text(GROUPED)
+    return tmp_path
+
+
+def test_a_row_of_a_group_is_made_in_its_environment_by_the_same_process_and_survives_a_signal(grouped):
+    command = [
+        grouped / "venv" / "bin" / "python",
+        grouped / "checkout" / "benchmarks" / "campaign.py",
+        "work",
+        grouped,
+    ]
+    env = {**os.environ, "GO": str(grouped / "go"), "OMP_NUM_THREADS": "1"}
+    started = {
+        "env": env,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "start_new_session": True,
+    }
+    worker = subprocess.Popen(command, **started)
+    while worker.poll() is None and not (grouped / "go.awaited").exists():
+        time.sleep(0.05)
+    assert b"campaign.py" in Path(f"/proc/{worker.pid}/cmdline").read_bytes()  # as ``alive`` asks
+    worker.send_signal(signal.SIGTERM)
+    (grouped / "go").touch()
+    said, _ = worker.communicate()
+    assert "was stopped; the same command goes on with it" in said
+    own = grouped / "runs" / "toys_ppo" / "1"
+    assert not (own / "result.json").exists()
+
+    done = subprocess.run(command, **started)
+    assert done.returncode == 0, done.stdout
+    assert (
+        len(list(own.glob("*/config.yaml"))) == 1
+    )  # resumed, in a group's environment whose module nobody else trusts
+    found = records(grouped)
+    assert found["toys_ppo"]["group"] == "toys" and found["toys_ppo"]["versions"]["toy_world"] == "1.5"
+    (run,) = found["toys_ppo"]["runs"]
+    assert found["toys_ppo"]["mean"] == run["success_rate"] and found["toys_ppo"]["passed"] == (
+        run["success_rate"] >= 0.5
+    )
+    assert (
+        "group" not in found["ppo_own"] and "toy_world" not in found["ppo_own"]["versions"]
+    )  # back in the campaign's own
+    assert f"| toys/ppo | 1/1 | {run['success_rate']:.4g} |" in (grouped / "status.md").read_text()

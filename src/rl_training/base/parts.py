@@ -71,6 +71,9 @@ class Parts:
         whole = self._each if self.floats else 1  # so that a batch of rows can be viewed as floats
         self.width = -(-start // whole) * whole
         self._writers = [_WRITERS[part.source] for part in self.all]
+        plain = all(part.kind == "vector" and part.source == "box" and len(part.path) == 1 for part in self.all)
+        flat = plain and all(len(part.given) == 1 for part in self.all)
+        self._vectors = [(p.path[0], p.given, slice(*span)) for p, span in zip(self.all, spans)] if flat else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Parts) and self.all == other.all
@@ -94,7 +97,22 @@ class Parts:
 
     def pack(self, obs: Any) -> np.ndarray:
         """The row (width,) of one observation as the environment gives it."""
-        return self._packed([_leaf(obs, part) for part in self.all])
+        row = None if self._vectors is None else self._joined(self._vectors, obs)
+        return self._packed([_leaf(obs, part) for part in self.all]) if row is None else row
+
+    def _joined(self, vectors: list[tuple[Any, tuple[int, ...], slice]], obs: Any) -> np.ndarray | None:
+        """The row of an observation that is nothing but arrays of floats, as most are, in a fraction of the time; None
+        for any other, which ``_packed`` takes or refuses."""
+        row = np.empty(self.width, np.float32)
+        try:
+            for key, given, where in vectors:
+                leaf = obs[key]
+                if leaf.__class__ is not np.ndarray or leaf.shape != given or leaf.dtype.char not in "fd":
+                    return None
+                row[where] = leaf
+        except (KeyError, IndexError, TypeError):
+            return None
+        return row
 
     def _packed(self, leaves: Sequence[Any]) -> np.ndarray:
         row = np.zeros(self.width, self.dtype)
