@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.saved import StateError
 from rl_training.base.state import Rng
 from rl_training.data import RecurrentReplayBuffer
 from toys import assert_same
@@ -74,6 +75,14 @@ def test_state_survives(tmp_path):
     second.load_state_dict(first.state_dict())
     assert_same(first.sample(20), second.sample(20))
     assert_same(first.state_dict(), second.state_dict())
+
+
+@pytest.mark.parametrize("name", ["reward", "fresh"])
+def test_what_belongs_to_the_next_observation_is_refused_where_it_is_no_number(name):
+    state = filled().state_dict()
+    state[name][1] = np.nan
+    with pytest.raises(StateError, match=f"^{name}: holds numbers that are not finite"):
+        RecurrentReplayBuffer(60, 2, (1,), 5).load_state_dict(state)
 
 
 def test_too_small_and_too_empty_buffers_are_refused():
