@@ -1,5 +1,7 @@
 """PPO's maths: returns, losses, distributions, normalisers, against numbers computed by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.distributions import Normal
 
 from rl_training.algorithms.ppo import PPO, ppo_loss
 from rl_training.base.returns import explained_variance, gae
+from rl_training.base.saved import StateError
 from rl_training.data import RolloutBuffer
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.models import MLPActorCritic
@@ -229,6 +232,13 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return_without_a
         running[ended > 0] = 0
         scaled = scaler(rewards, ended)
     assert scaled == pytest.approx(rewards / np.std(np.concatenate(seen)), rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), [("square", -1.0), ("count", -1), ("mean", math.nan)])
+def test_statistics_of_rewards_that_cannot_be_are_refused(name, value):
+    scaler = RewardScaler(2, gamma=0.9)
+    with pytest.raises(StateError, match=f"^{name}: is {value}, expected a finite number"):
+        scaler.load_state_dict({**scaler.state_dict(), name: value})
 
 
 def test_observation_statistics_are_those_of_everything_seen_and_freeze_in_evaluation():

@@ -259,6 +259,11 @@ def test_exploration_is_uniform_over_what_is_allowed():
         assert drawn[~allowed].sum() == 0 and np.abs(drawn[allowed] - 2000).max() < 150
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_values_of_rows_with_masks_are_computed_in_numpy(name):
+    assert learner(name)._values._forward.in_numpy
+
+
 @pytest.mark.parametrize("masks", [True, False])
 def test_no_random_number_is_drawn_where_nothing_is_explored(masks):
     obs, rng = rows(20), np.random.default_rng(0)

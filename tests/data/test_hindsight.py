@@ -337,6 +337,11 @@ def test_saved_eras_that_do_not_belong_to_the_rows_are_refused(eras):
         buffer_of(capacity=40).load_state_dict(state)
 
 
+def test_goals_are_drawn_from_seed_zero_unless_a_generator_is_given():
+    assert HindsightReplayBuffer(9, (7,), judge=Distance()).goal_rng.state_dict() == Rng(0, "hindsight").state_dict()
+    assert buffer_of(seed=3).goal_rng.state_dict() == Rng(3, "hindsight").state_dict()
+
+
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="n_step must be 1"):
         buffer_of(n_step=2)

@@ -9,8 +9,10 @@ import torch
 
 from rl_training.cli import main
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
+from rl_training.data import episodes
 from rl_training.data.agent_units import in_agent_units
 from rl_training.data.environment_match import time_limits
+from rl_training.data.episodes import find_gaps
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset
@@ -55,6 +57,16 @@ def crosses(data):
 
 def lengths(data):
     return [rows.stop - rows.start for rows in data.episodes()]
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_every_row_but_the_last_is_compared_with_the_next_one(rows, monkeypatch):
+    monkeypatch.setattr(episodes, "BLOCK", 3)  # rows at once
+    obs = np.arange(rows, dtype=np.float32)[:, None]
+    assert not find_gaps(obs, obs + 1).any()
+    for wrong in range(rows):
+        after = obs + 1 + 0.5 * (np.arange(rows) == wrong)[:, None]
+        assert np.flatnonzero(find_gaps(obs, after.astype(np.float32))).tolist() == [wrong][: wrong < rows - 1]
 
 
 # ---- every layout shows the same episodes

@@ -58,6 +58,11 @@ def test_only_the_newest_rows_are_drawn_and_no_sequence_crosses_the_seam():
     assert buffer.num_transitions == 30 - int((buffer._columns["last"][0] > 0).sum())
 
 
+def test_the_last_observations_of_episodes_are_no_transitions():
+    for steps in (6, 7, 8, 14):
+        assert filled(steps=steps, limit=7).num_transitions == 2 * steps
+
+
 def test_steps_of_one_environment_and_a_given_episode_start():
     buffer = RecurrentReplayBuffer(40, 2, (1,), 3)
     for t in range(6):
