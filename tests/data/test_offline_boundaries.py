@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rl_training.cli import main
-from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
-from rl_training.data import episodes
+from rl_training.data import TransitionDataset, episodes, load_transition_dataset, mix_transition_datasets
 from rl_training.data.agent_units import in_agent_units
 from rl_training.data.environment_match import time_limits
 from rl_training.data.episodes import find_gaps

@@ -53,5 +53,15 @@ def test_spaces_come_back_from_plain_values_as_they_were(observed, done):
 def test_shapes_and_choices_that_do_not_belong_together_are_refused(done, change):
     facts = Spaces.of(SimpleNamespace(observation_space=OBSERVED["vector"], action_space=DONE[done])).facts()
     assert Spaces.of_facts(facts).action_kind
-    with pytest.raises(StateError, match="^its shapes do not belong together$"):
+    with pytest.raises(StateError, match=r"^its shapes do not belong together$"):
+        Spaces.of_facts({**facts, **change})
+
+
+@pytest.mark.parametrize(
+    "change", [{"low": [-2.0] * 5}, {"high": [5.0] * 7}, {"env_shape": [2, 2]}, {"env_dtype": "int64"}, {"env_dtype": "O"}]
+)
+def test_bounds_that_do_not_belong_together_are_refused(change):
+    facts = Spaces.of(SimpleNamespace(observation_space=OBSERVED["vector"], action_space=DONE["box"])).facts()
+    assert Spaces.of_facts(facts).action_dim == 6
+    with pytest.raises(StateError, match=r"^its bounds do not belong together$"):
         Spaces.of_facts({**facts, **change})
