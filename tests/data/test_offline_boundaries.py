@@ -62,7 +62,8 @@ def lengths(data):
 def test_every_row_but_the_last_is_compared_with_the_next_one(rows, monkeypatch):
     monkeypatch.setattr(episodes, "BLOCK", 3)  # rows at once
     obs = np.arange(rows, dtype=np.float32)[:, None]
-    assert not find_gaps(obs, obs + 1).any()
+    for found in (find_gaps(obs, obs + 1), find_gaps(0 * obs, 0 * obs)):
+        assert not found.any()
     for wrong in range(rows):
         after = obs + 1 + 0.5 * (np.arange(rows) == wrong)[:, None]
         assert np.flatnonzero(find_gaps(obs, after.astype(np.float32))).tolist() == [wrong][: wrong < rows - 1]
@@ -330,6 +331,13 @@ def test_two_possible_time_limits_are_refused_until_one_is_chosen(tmp_path, monk
         data = _build_offline_dataset(tiny("bc", **given, dataset_episode_steps=200))
     assert lengths(data) == [199] * 3
     assert time_limits(EnvFactory("Pendulum-v1", {"training": {"max_episode_steps": 9}})) == {9, 200}
+
+
+def test_two_time_limits_are_refused_where_an_episode_reaches_one_of_them():
+    columns = without(recorded([(12, "over")] * 3), "next_obs", "truncations")
+    with pytest.raises(ValueError, match="time limit is 5 or 20 "):
+        TransitionDataset.from_dict(columns, time_limit=lambda: {5, 20})
+    assert lengths(TransitionDataset.from_dict(columns, time_limit=lambda: {15, 20})) == [12] * 3
 
 
 def test_an_environment_without_a_limit_leaves_it_unknown(tmp_path, tiny):

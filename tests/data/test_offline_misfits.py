@@ -218,7 +218,9 @@ def test_rewards_that_nothing_reads_may_be_anything_and_observations_may_not():
     for name in ("obs", "next_obs", "actions"):
         wrong = columns()[name].copy()
         wrong[7] = np.nan
-        with pytest.raises(ValueError, match=f"{name} holds numbers that are not finite, in 1 rows, the first of them row 7"):
+        with pytest.raises(
+            ValueError, match=f"{name} holds numbers that are not finite, in 1 rows, the first of them row 7"
+        ):
             in_agent_units(TransitionDataset.from_dict(columns(**{name: wrong})), spaces, "it", check_rewards=False)
 
 

@@ -58,7 +58,8 @@ def test_shapes_and_choices_that_do_not_belong_together_are_refused(done, change
 
 
 @pytest.mark.parametrize(
-    "change", [{"low": [-2.0] * 5}, {"high": [5.0] * 7}, {"env_shape": [2, 2]}, {"env_dtype": "int64"}, {"env_dtype": "O"}]
+    "change",
+    [{"low": [-2.0] * 5}, {"high": [5.0] * 7}, {"env_shape": [2, 2]}, {"env_dtype": "int64"}, {"env_dtype": "O"}],
 )
 def test_bounds_that_do_not_belong_together_are_refused(change):
     facts = Spaces.of(SimpleNamespace(observation_space=OBSERVED["vector"], action_space=DONE["box"])).facts()
