@@ -101,6 +101,15 @@ def test_greedy_acting_takes_the_best_action_and_epsilon_one_any():
     assert share == pytest.approx(0.5, abs=0.05)
 
 
+def test_the_networks_own_greedy_actions_draw_no_random_number():
+    network, obs = MLPQNetwork(obs_dim=3, action_dim=4, hidden_sizes=(8,)), torch.randn(50, 3)
+    before = torch.get_rng_state()
+    assert torch.equal(network.act(obs), network(obs).argmax(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    network.act(obs, 0.5)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_epsilon_is_the_share_of_random_actions():
     agent = make(online=[[0, 1], [0, 1]], target=[[0, 0], [0, 0]])
     agent.set_control("epsilon", 0.2)

@@ -120,3 +120,9 @@ def test_a_warm_start_raises_the_likelihood_of_the_experts_actions():
     batch = {"obs": torch.randn(64, 2), "actions": torch.ones(64, dtype=torch.long)}
     losses = [agent.clone(batch).metrics["clone_loss"] for _ in range(50)]
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_no_result_of_an_update_holds_a_graph():
+    agent, expert = learner(), rows(16)
+    for results in (agent._clone(expert), agent._learn_discriminator({**rows(32), "place": torch.rand(16, 1)})):
+        assert results and not any(result.requires_grad for result in results.values())

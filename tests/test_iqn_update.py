@@ -109,6 +109,13 @@ def test_acting_samples_fractions_and_deterministic_acting_does_not():
     assert agent._values.on_arrays(obs, None) == pytest.approx(expected.numpy(), abs=1e-6)
 
 
+def test_the_network_acts_by_midpoints():
+    torch.manual_seed(0)
+    net, obs = network(action_dim=20, num_quantiles=1), 3 * torch.randn(500, 3)
+    best = net(obs, random_taus=False)[0].mean(-1).argmax(1)
+    assert torch.equal(net.act(obs), best) and not torch.equal(net(obs)[0].mean(-1).argmax(1), best)
+
+
 def test_it_learns_the_quantiles_of_an_exponential_reward():
     torch.manual_seed(0)
     agent = IQN(

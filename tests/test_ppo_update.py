@@ -1,5 +1,7 @@
 """PPO's maths: returns, losses, distributions, normalisers, against numbers computed by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.distributions import Normal
 
 from rl_training.algorithms.ppo import PPO, ppo_loss
 from rl_training.base.returns import explained_variance, gae
+from rl_training.base.saved import StateError
 from rl_training.data import RolloutBuffer
 from rl_training.data.reward_scaler import RewardScaler
 from rl_training.models import MLPActorCritic
@@ -231,6 +234,21 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return_without_a
     assert scaled == pytest.approx(rewards / np.std(np.concatenate(seen)), rel=1e-4)
 
 
+def test_returns_that_were_loaded_are_the_scalers_own():
+    scaler = RewardScaler(2, gamma=0.9)
+    state = {**scaler.state_dict(), "returns": torch.tensor([3.0, 4.0], dtype=torch.float64)}
+    scaler.load_state_dict(state)
+    state["returns"].fill_(99)
+    assert scaler.returns.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(("name", "value"), [("square", -1.0), ("count", -1), ("mean", math.nan)])
+def test_statistics_of_rewards_that_cannot_be_are_refused(name, value):
+    scaler = RewardScaler(2, gamma=0.9)
+    with pytest.raises(StateError, match=f"^{name}: is {value}, expected a finite number"):
+        scaler.load_state_dict({**scaler.state_dict(), name: value})
+
+
 def test_observation_statistics_are_those_of_everything_seen_and_freeze_in_evaluation():
     normalizer, rng = ObservationNormalizer((3,)), np.random.default_rng(0)
     rows = rng.normal([1, -2, 50], [1, 3, 10], (500, 3)).astype(np.float32)
@@ -241,6 +259,13 @@ def test_observation_statistics_are_those_of_everything_seen_and_freeze_in_evalu
     expected = (rows - rows.mean(0)) / rows.std(0)
     assert normalizer.host(rows) == pytest.approx(np.clip(expected, -10, 10), abs=1e-3)
     assert normalizer(torch.from_numpy(rows)).numpy() == pytest.approx(normalizer.host(rows), abs=1e-5)
+
+
+def test_statistics_that_were_moved_are_read_anew():
+    normalizer = ObservationNormalizer((3,))
+    before = normalizer._scale_elsewhere()[0].copy()
+    normalizer._apply(lambda tensor: tensor + 1)  # as a module is moved
+    assert (normalizer._scale_elsewhere()[0] == before + 1).all()
 
 
 def test_normalised_observations_are_clipped():

@@ -259,6 +259,23 @@ def test_exploration_is_uniform_over_what_is_allowed():
         assert drawn[~allowed].sum() == 0 and np.abs(drawn[allowed] - 2000).max() < 150
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_values_of_rows_with_masks_are_computed_in_numpy(name):
+    assert learner(name)._values._forward.in_numpy
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_no_random_number_is_drawn_where_nothing_is_explored(masks):
+    obs, rng = rows(20), np.random.default_rng(0)
+    plain = DQN(q_network=MLPQNetwork(obs_dim=3 + A, action_dim=A, hidden_sizes=(8,)), **OPTIONS)
+    agent = learner("dqn") if masks else plain
+    for epsilon in (0.0, 0.5):
+        before = rng.bit_generator.state
+        agent.set_control("epsilon", epsilon)
+        agent.act(obs, rng=rng)
+        assert (rng.bit_generator.state == before) is (epsilon == 0)
+
+
 def test_a_network_that_chooses_by_its_own_act_is_refused():
     class Own(MLPQNetwork):
         def act(self, obs, epsilon=0.0):

@@ -14,6 +14,7 @@ import torch
 from memory_toys import Cue, Ragged
 from oracles.memory import PlainActorCritic
 from rl_training import PPO, Callback
+from rl_training.algorithms import base
 from rl_training.algorithms.recurrent import RecurrentPPO
 from rl_training.data.sequence_rollout import SequenceRollout
 from rl_training.envs.factory import EnvFactory
@@ -214,6 +215,17 @@ def test_an_episode_whose_environment_was_lost_ends_with_the_value_of_its_own_st
     expected = PlainActorCritic(loop.agent.model).step(torch.from_numpy(obs[1]), torch.from_numpy(state[1]))[1].item()
     assert loop._rollout.final_values[t, 1] == pytest.approx(expected, abs=2e-6)
     np.testing.assert_array_equal(loop.carry.value, state * np.array([[1.0], [0.0], [1.0]]))
+    loop.close()
+
+
+def test_values_are_asked_for_without_drawing_an_action(monkeypatch):
+    loop, drawn = loop_of("gru"), np.random.default_rng(0)
+    monkeypatch.setattr(base, "_shared", drawn)
+    before = drawn.bit_generator.state
+    loop.agent.values(loop.collector.obs)
+    assert drawn.bit_generator.state == before
+    loop.agent.act(loop.collector.obs)
+    assert drawn.bit_generator.state != before
     loop.close()
 
 

@@ -166,6 +166,16 @@ def test_a_saved_buffer_goes_on_bit_for_bit_and_in_a_larger_one(strategy, envs, 
         assert_right(second, games)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_saved_buffer_that_has_not_gone_around_keeps_its_first_row(strategy):
+    games, first, second = Journeys(1, lengths=(5, 5)), buffer_of(strategy), buffer_of(strategy, seed=9)
+    games.play(12, first)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert_right(second, games)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert_same(dict(first.sample(256)), dict(second.sample(256)))
+
+
 def chi_square(counts, expected):
     return float(((counts - expected) ** 2 / expected).sum())
 
@@ -325,6 +335,11 @@ def test_saved_eras_that_do_not_belong_to_the_rows_are_refused(eras):
     state["hindsight"]["eras"] = eras
     with pytest.raises(StateError, match=r"^hindsight\.eras: "):
         buffer_of(capacity=40).load_state_dict(state)
+
+
+def test_goals_are_drawn_from_seed_zero_unless_a_generator_is_given():
+    assert HindsightReplayBuffer(9, (7,), judge=Distance()).goal_rng.state_dict() == Rng(0, "hindsight").state_dict()
+    assert buffer_of(seed=3).goal_rng.state_dict() == Rng(3, "hindsight").state_dict()
 
 
 def test_what_cannot_work_is_refused():

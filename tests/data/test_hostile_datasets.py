@@ -128,6 +128,12 @@ def test_objects_are_never_unpickled(tmp_path):
     assert "notes holds pickled objects, which could run code" in problem(path)
 
 
+def test_a_single_array_is_called_one(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+    assert "a.npz holds a single array, not the columns of a dataset" in problem(tmp_path / "a.npz")
+
+
 def test_text_beside_the_columns_is_left_out(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(write_npz({**good_columns(), "notes": np.array(["one", "two"])}))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rl_training.cli import main
-from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
+from rl_training.data import TransitionDataset, episodes, load_transition_dataset, mix_transition_datasets
 from rl_training.data.agent_units import in_agent_units
 from rl_training.data.environment_match import time_limits
+from rl_training.data.episodes import find_gaps
 from rl_training.envs.factory import EnvFactory
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.cql_trainer import _build_offline_dataset
@@ -55,6 +56,17 @@ def crosses(data):
 
 def lengths(data):
     return [rows.stop - rows.start for rows in data.episodes()]
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_every_row_but_the_last_is_compared_with_the_next_one(rows, monkeypatch):
+    monkeypatch.setattr(episodes, "BLOCK", 3)  # rows at once
+    obs = np.arange(rows, dtype=np.float32)[:, None]
+    for found in (find_gaps(obs, obs + 1), find_gaps(0 * obs, 0 * obs)):
+        assert not found.any()
+    for wrong in range(rows):
+        after = obs + 1 + 0.5 * (np.arange(rows) == wrong)[:, None]
+        assert np.flatnonzero(find_gaps(obs, after.astype(np.float32))).tolist() == [wrong][: wrong < rows - 1]
 
 
 # ---- every layout shows the same episodes
@@ -319,6 +331,13 @@ def test_two_possible_time_limits_are_refused_until_one_is_chosen(tmp_path, monk
         data = _build_offline_dataset(tiny("bc", **given, dataset_episode_steps=200))
     assert lengths(data) == [199] * 3
     assert time_limits(EnvFactory("Pendulum-v1", {"training": {"max_episode_steps": 9}})) == {9, 200}
+
+
+def test_two_time_limits_are_refused_where_an_episode_reaches_one_of_them():
+    columns = without(recorded([(12, "over")] * 3), "next_obs", "truncations")
+    with pytest.raises(ValueError, match="time limit is 5 or 20 "):
+        TransitionDataset.from_dict(columns, time_limit=lambda: {5, 20})
+    assert lengths(TransitionDataset.from_dict(columns, time_limit=lambda: {15, 20})) == [12] * 3
 
 
 def test_an_environment_without_a_limit_leaves_it_unknown(tmp_path, tiny):

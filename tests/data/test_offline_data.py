@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -220,6 +221,23 @@ def test_scores_of_others_minari_datasets_are_references(tmp_path, monkeypatch):
     storage.update_metadata({"meta": json.dumps({})})  # as one that we have not written
     meta = load_transition_dataset("minari", dataset_id="toy/scored-v0").meta
     assert (meta["random_return"], meta["expert_return"]) == (-1300.0, -150.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_episode_without_a_step_adds_nothing_to_a_minari_dataset(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    data = collect_random(EnvFactory("Pendulum-v1", {}), 210, seed=3)
+    write_minari("toy/whole-v0", data, gym.make("Pendulum-v1"))
+    whole = load_transition_dataset("minari", dataset_id="toy/whole-v0")
+    kept = list(minari.load_dataset("toy/whole-v0").iterate_episodes())
+    none = {name: getattr(kept[0], name)[:0] for name in ("actions", "rewards", "terminations", "truncations")}
+    empty = replace(kept[0], observations=kept[0].observations[:1], **none)
+    monkeypatch.setattr(minari.MinariDataset, "iterate_episodes", lambda self: iter([empty, kept[0], empty, *kept[1:]]))
+    assert load_transition_dataset("minari", dataset_id="toy/whole-v0").fingerprint() == whole.fingerprint()
+    monkeypatch.setattr(minari.MinariDataset, "iterate_episodes", lambda self: iter([empty]))
+    with pytest.raises(ValueError, match="holds no episode"):
+        load_transition_dataset("minari", dataset_id="toy/whole-v0")
 
 
 class Bomb:

@@ -203,6 +203,27 @@ def test_what_cannot_be_right_is_refused_in_one_line(changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_choices_of_another_width_are_refused():
+    spaces = EnvFactory("CartPole-v1", {}).spaces()
+    given = columns(obs=np.zeros((150, 4), np.float32), next_obs=np.zeros((150, 4), np.float32))
+    data = TransitionDataset.from_dict({**given, "actions": np.zeros((150, 2), np.int64)})
+    with pytest.raises(ValueError, match=r"^it: actions have shape \(2,\), the environment's \(\)$"):
+        in_agent_units(data, spaces, "it")
+
+
+def test_rewards_that_nothing_reads_may_be_anything_and_observations_may_not():
+    spaces, bad = EnvFactory("Pendulum-v1", {}).spaces(), np.full(150, np.nan, np.float32)
+    read = in_agent_units(TransitionDataset.from_dict(columns(rewards=bad)), spaces, "it", check_rewards=False)
+    assert np.isnan(read.rewards).all()
+    for name in ("obs", "next_obs", "actions"):
+        wrong = columns()[name].copy()
+        wrong[7] = np.nan
+        with pytest.raises(
+            ValueError, match=f"{name} holds numbers that are not finite, in 1 rows, the first of them row 7"
+        ):
+            in_agent_units(TransitionDataset.from_dict(columns(**{name: wrong})), spaces, "it", check_rewards=False)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

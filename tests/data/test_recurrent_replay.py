@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.saved import StateError
 from rl_training.base.state import Rng
 from rl_training.data import RecurrentReplayBuffer
 from toys import assert_same
@@ -57,6 +58,11 @@ def test_only_the_newest_rows_are_drawn_and_no_sequence_crosses_the_seam():
     assert buffer.num_transitions == 30 - int((buffer._columns["last"][0] > 0).sum())
 
 
+def test_the_last_observations_of_episodes_are_no_transitions():
+    for steps in (6, 7, 8, 14):
+        assert filled(steps=steps, limit=7).num_transitions == 2 * steps
+
+
 def test_steps_of_one_environment_and_a_given_episode_start():
     buffer = RecurrentReplayBuffer(40, 2, (1,), 3)
     for t in range(6):
@@ -74,6 +80,14 @@ def test_state_survives(tmp_path):
     second.load_state_dict(first.state_dict())
     assert_same(first.sample(20), second.sample(20))
     assert_same(first.state_dict(), second.state_dict())
+
+
+@pytest.mark.parametrize("name", ["reward", "fresh"])
+def test_what_belongs_to_the_next_observation_is_refused_where_it_is_no_number(name):
+    state = filled().state_dict()
+    state[name][1] = np.nan
+    with pytest.raises(StateError, match=f"^{name}: holds numbers that are not finite"):
+        RecurrentReplayBuffer(60, 2, (1,), 5).load_state_dict(state)
 
 
 def test_too_small_and_too_empty_buffers_are_refused():

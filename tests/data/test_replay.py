@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_training.base.saved import StateError
 from rl_training.base.state import Rng
 from rl_training.data import PrioritizedReplayBuffer, ReplayBuffer
 from rl_training.data.prioritized import SumTree
@@ -88,7 +89,10 @@ def test_open_windows_are_part_of_the_state():
     one, two = n_step(), n_step()
     for t in range(5):
         step(one, t)
-    two.load_state_dict(one.state_dict())
+    state = one.state_dict()
+    two.load_state_dict(state)
+    for name in ("obs", "actions", "returns", "discounts"):
+        state["window"][name].fill_(99)  # what was loaded is the buffer's own
     for buffer in (one, two):
         step(buffer, 5, done=1.0)
     assert rows(one) == rows(two) and len(one) == 6
@@ -184,6 +188,15 @@ def test_frames_survive_many_turns_of_the_ring_and_saving():
     assert_same(one.sample(50), two.sample(50))
 
 
+def test_a_free_place_that_is_named_twice_is_refused():
+    one, two = images(capacity=30), images(capacity=30)
+    play(one, episodes=8)
+    state = one.state_dict()
+    state["frames"]["free"][0] = state["frames"]["free"][1]
+    with pytest.raises(StateError, match="free: holds a place twice"):
+        two.load_state_dict(state)
+
+
 def test_memory_of_stacked_frames_is_a_tenth_more_than_the_frames():
     buffer = ReplayBuffer(10_000, (4, 84, 84), (), obs_dtype=np.uint8, action_dtype=np.int64, frames=4)
     bytes_held = buffer._layout.frames._data.nbytes + buffer._layout.matrix.nbytes
@@ -273,6 +286,14 @@ def test_priorities_are_part_of_the_state():
     one, two = prioritized([1.0, 2.0, 4.0]), prioritized([9.0, 9.0, 9.0])
     two.load_state_dict(one.state_dict())
     assert_same(dict(one.sample(8)), dict(two.sample(8)))
+
+
+def test_priorities_below_zero_are_refused():
+    one, two = prioritized([1.0, 2.0, 4.0]), prioritized([9.0, 9.0, 9.0])
+    state = one.state_dict()
+    state["weights"][1] = -1e-3
+    with pytest.raises(StateError, match="^weights: holds priorities below 0"):
+        two.load_state_dict(state)
 
 
 def test_a_million_rows_cost_hardly_more_than_ten_thousand():

@@ -181,6 +181,8 @@ def test_a_saved_buffer_goes_on_in_one_of_the_same_and_of_a_larger_capacity(
     second = image_buffer(capacity, stack, prioritized=prioritized, n=n, seed=9)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert len(second) == len(first)
+    if capacity == first.capacity:
+        assert_same(first.state_dict(), second.state_dict())  # with rows that can no longer be drawn
     assert_right(second, games, n)
     for _ in range(4):
         games.play(200 // envs, first, second)
@@ -191,6 +193,21 @@ def test_a_saved_buffer_goes_on_in_one_of_the_same_and_of_a_larger_capacity(
         assert_same(dict(first.sample(50)), dict(second.sample(50)))
     else:
         assert len(second) > len(first)
+
+
+def test_a_smaller_buffer_takes_the_rows_that_are_left_in_a_larger_one():
+    """Of 800 rows of two frames each, 678 are left in a buffer of 1,000."""
+    games = Games(2, lengths=ONE, stack=1)
+    first, second, third = (image_buffer(capacity, 1) for capacity in (1_000, 700, 600))
+    games.play(400, first)
+    assert 600 < len(first) <= 700
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert len(second) == len(first)
+    assert_right(second, games)
+    games.play(400, second)
+    assert_right(second, games)
+    with pytest.raises(ValueError, match="a replay buffer of 600 rows"):
+        third.load_state_dict(copy.deepcopy(first.state_dict()))
 
 
 @pytest.mark.parametrize(

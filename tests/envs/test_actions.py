@@ -129,6 +129,8 @@ def test_parts_that_no_algorithm_gives_are_one_line():
         (MultiBinary(3), "iqn", "each of 8 combinations would need a value of its own: docs/actions.md has a wrapper"),
         (MultiBinary(30), "dqn", r"each of 1,073,741,824 combinations would need a value of its own: ppo takes them"),
         (Box(0, 5, (2,), np.int32), "sac", r"env_kwargs.integer_actions: rounded makes numbers of them"),
+        (Dict({"a": Box(0, 5, (2,), np.int32), "b": Box(0, 1, (2,))}), "sac", "integer_actions: rounded makes numbers"),
+        (Dict({"a": Discrete(2), "b": Discrete(3)}), "sac", r"MultiDiscrete\[2, 3\] actions .*\)$"),
         (MIX, "sac", "ppo and ppg take them"),
         (MIX, "dqn", "ppo and ppg take them"),
     ],

@@ -246,6 +246,14 @@ def test_frames_are_stacked_oldest_first():
     assert images.observation_space.shape == (6, 48, 48)
 
 
+def test_frames_that_would_be_read_another_way_side_by_side_are_refused():
+    assert FrameStack(ImageEnv((8, 8, 4)), 2).observation_space.shape == (8, 8, 8)
+    with pytest.raises(
+        ValueError, match=r"2 images of \(8, 6, 4\) side by side cannot be told from others of \(8, 6, 8\)"
+    ):
+        FrameStack(ImageEnv((8, 6, 4)), 2)
+
+
 def test_area_resize_averages():
     assert area_weights(4, 2).tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
     assert area_weights(3, 2).sum(1) == pytest.approx([1, 1])

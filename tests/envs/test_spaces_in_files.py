@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from rl_training.base.saved import StateError
 from rl_training.envs.spaces import Spaces
 
 OBSERVED = {
@@ -36,3 +37,32 @@ def test_spaces_come_back_from_plain_values_as_they_were(observed, done):
         assert type(before) is type(after) and np.array_equal(before, after), name
         assert getattr(before, "dtype", None) == getattr(after, "dtype", None), name
     assert isinstance(env.action_space, gym.Space) and again.describe() == spaces.describe()
+
+
+@pytest.mark.parametrize(
+    ("done", "change"),
+    [
+        ("discrete", {"obs_shape": [3, 4]}),
+        ("discrete", {"obs_shape": []}),
+        ("discrete", {"choices": []}),
+        ("multi-discrete", {"choices": []}),
+        ("multi-binary", {"choices": []}),
+        ("box", {"choices": [3]}),
+    ],
+)
+def test_shapes_and_choices_that_do_not_belong_together_are_refused(done, change):
+    facts = Spaces.of(SimpleNamespace(observation_space=OBSERVED["vector"], action_space=DONE[done])).facts()
+    assert Spaces.of_facts(facts).action_kind
+    with pytest.raises(StateError, match=r"^its shapes do not belong together$"):
+        Spaces.of_facts({**facts, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"low": [-2.0] * 5}, {"high": [5.0] * 7}, {"env_shape": [2, 2]}, {"env_dtype": "int64"}, {"env_dtype": "O"}],
+)
+def test_bounds_that_do_not_belong_together_are_refused(change):
+    facts = Spaces.of(SimpleNamespace(observation_space=OBSERVED["vector"], action_space=DONE["box"])).facts()
+    assert Spaces.of_facts(facts).action_dim == 6
+    with pytest.raises(StateError, match=r"^its bounds do not belong together$"):
+        Spaces.of_facts({**facts, **change})

@@ -52,6 +52,13 @@ def test_environments_that_we_reset_are_those_that_are_made_one_by_one(env_id):
     toys.assert_same(vector.state_dict(), single.state_dict(), "collector")
 
 
+def test_a_function_is_not_asked_for_another_vector_env_to_evaluate_in_one_of_it():
+    made, make = [], vectors("CartPole-v1")
+    factory = EnvFactory(lambda: made.append(make()) or made[-1], {})
+    envs = [factory.make(training=False) for _ in range(3)]
+    assert len(made) == 1 and len({id(env.unwrapped) for env in envs}) == 3
+
+
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_an_object_is_trained_in_and_left_open(kind):
     given = kind([lambda: Counter(limit=4)] * 2, autoreset_mode=DISABLED)

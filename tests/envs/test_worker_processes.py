@@ -482,6 +482,19 @@ def test_closing_ends_the_workers():
     assert all(nursery().fate(worker) == "has ended with code 0" for worker in workers)
 
 
+def test_the_environment_that_showed_its_spaces_is_closed_before_workers_make_theirs():
+    closed = []
+
+    class Closing(Counter):
+        def close(self):
+            closed.append(os.getpid())
+
+    there = Collector(EnvFactory(Closing, {}), 2, 7, backend="process", workers=1)
+    assert closed == [os.getpid()]
+    there.close()
+    assert closed == [os.getpid()]
+
+
 def test_a_collector_that_is_dropped_ends_its_workers():
     _, there = collectors("CartPole-v1")
     there.step(np.zeros(3, np.int64))

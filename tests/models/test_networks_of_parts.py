@@ -200,3 +200,9 @@ def test_every_pixel_of_a_small_image_reaches_the_features():
         images.view(side * side, -1).fill_diagonal_(255.0)
         moved = (layers(images) - layers(torch.zeros(1, 1, side, side))).abs().sum(1).view(side, side)
         assert (moved > 0).float().mean() >= (side - 3) ** 2 / side**2  # a stride may leave the last rows out
+
+
+@pytest.mark.parametrize("kind", [MLPQNetwork, MLPIQNetwork, MLPActorCritic])
+def test_a_network_has_to_be_told_what_it_observes(kind):
+    with pytest.raises(ValueError, match=r"^give obs_dim \(vectors\), obs_shape or obs_parts$"):
+        kind(action_dim=2)

@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.fqf import FQF
+from rl_training.algorithms.iqn import IQN
+from rl_training.algorithms.qr_dqn import QRDQN
 from rl_training.models import MLPFQFNetwork, MLPIQNetwork, MLPQNetwork, MLPQRQNetwork
 from rl_training.models.host import host_forward
 from rl_training.models.mlp_q_network import DuelingHead
@@ -39,6 +42,12 @@ def test_noise_is_factorised_and_scaled_by_sigma():
     assert layer.weight_sigma.unique().tolist() == pytest.approx([0.5 / 2])
 
 
+def test_weights_are_uniform_within_one_over_the_root_of_the_inputs():
+    layer = NoisyLinear(16, 400)
+    for weights in (layer.weight, layer.bias):
+        assert -0.25 <= weights.min() < -0.24 and 0.24 < weights.max() <= 0.25 and weights.mean().abs() < 0.04
+
+
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("noisy", [True, False])
 def test_acting_in_numpy_equals_the_network(dueling, noisy):
@@ -71,6 +80,28 @@ def test_greedy_acting_has_no_noise_and_exploring_has():
     rng = np.random.default_rng(0)
     assert len({int(agent.act(obs, deterministic=True, rng=rng).actions[0]) for _ in range(50)}) == 1
     assert len({int(agent.act(obs, rng=rng).actions[0]) for _ in range(200)}) > 1
+
+
+FOUR = {"num_quantiles": 4}
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "sizes", "own"),
+    [
+        (DQN, MLPQNetwork, {}, {}),
+        (QRDQN, MLPQRQNetwork, FOUR, FOUR),
+        (IQN, MLPIQNetwork, FOUR, FOUR),
+        (FQF, MLPFQFNetwork, FOUR, {**FOUR, "fraction_learning_rate": 1e-3}),
+    ],
+)
+def test_the_noise_of_a_few_rows_is_drawn_from_the_given_generator_alone(made, kind, sizes, own):
+    network = kind(obs_dim=3, action_dim=4, hidden_sizes=(8, 8), noisy=True, **sizes)
+    agent = made(q_network=network, learning_rate=1e-3, gamma=0.9, target_update_interval=10, **own)
+    before, obs = torch.get_rng_state(), np.ones((3, 3), np.float32)
+    rng = np.random.default_rng(0)
+    agent.act(obs, rng=rng)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert rng.bit_generator.state != np.random.default_rng(0).bit_generator.state
 
 
 @pytest.mark.parametrize("kind", [MLPQNetwork, MLPQRQNetwork, MLPIQNetwork, MLPFQFNetwork])

@@ -120,6 +120,15 @@ def test_uniform_weights_reach_their_bound(kind, bound):
         assert bool(bias.any()) == (kind == "uniform")
 
 
+def test_every_member_of_an_ensemble_begins_with_weights_of_its_own_within_one_over_the_root_of_the_inputs():
+    layer = EnsembleLinear(5, 16, 200)
+    for weights in (layer.weight.detach(), layer.bias.detach()):
+        assert (
+            (weights.amin((1, 2)) < -0.22).all() and (weights.amax((1, 2)) > 0.22).all() and weights.abs().max() <= 0.25
+        )
+        assert len({float(member.flatten()[0]) for member in weights}) == 5
+
+
 def test_kaiming_weights_have_their_deviation():
     for weight, bias, fan_in, _ in weights("kaiming"):
         assert weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.02) and not bias.any()

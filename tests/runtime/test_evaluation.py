@@ -11,6 +11,7 @@ from rl_training.envs.replay import episode_seed
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.evaluation import EVALUATION, evaluate, scored
+from rl_training.runtime.evaluator import Evaluator
 from toys import Counter
 
 SEED = 5
@@ -253,3 +254,10 @@ def _checkpoint_of(result):
     from rl_training.experiment.checkpointing import load_checkpoint
 
     return load_checkpoint(result.checkpoint_path)
+
+
+def test_results_of_an_evaluation_that_are_no_numbers_are_taken_over_from_a_checkpoint(tmp_path):
+    evaluator = Evaluator(TrainConfig(algo="ppo", env_id="own"), EnvFactory(Lottery, {}), tmp_path, print)
+    evaluator.recall({"best_eval": -np.inf, "last_eval": {"eval_return_mean": np.nan, "eval_return_max": np.inf}})
+    assert np.isnan(evaluator.metrics["eval_return_mean"]) and evaluator.metrics["eval_return_max"] == np.inf
+    assert evaluator.best == -np.inf

@@ -148,6 +148,28 @@ def test_ppo_learns_from_every_step_of_every_agent_and_from_no_other(tmp_path):
     assert learned == sum(len(batch["obs"]) for batch in seen.batches) > 100
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_dqn_stores_every_step_of_every_agent_and_how_its_time_ends(tmp_path, n):
+    steps = 40
+    options = {"n_step": n, "buffer_capacity": 500, "learning_starts": 200, "hidden_sizes": [8]}
+    agent = DQN(Visitors, num_envs=6, total_timesteps=6 * steps, output_dir=tmp_path, progress="off", **options)
+    state = load_checkpoint(agent.learn().checkpoint_path)
+    buffer = ReplayBuffer(246, (4,), (), action_dtype=np.int64, n_step=n)
+    buffer.load_state_dict(state.buffer_state["replay"])
+    rows, expected = buffer.columns(), {}
+    for episode, k, begun, start, end, how in lives_of(0, 2, steps):
+        for t in range(start, end):
+            last = min(t + n, end)  # the step after the transition's
+            if begun + last <= steps:
+                expected[tuple(np.float32([episode, k, t]))] = (last, how if last == end else "")
+    found = {
+        tuple(obs[:3]): (after[2], "terminated" if done else "truncated" if cut else "")
+        for obs, after, done, cut in zip(*(rows[name] for name in ("obs", "next_obs", "dones", "truncations")))
+    }
+    assert found == expected and len(found) == len(rows["obs"]) > 60
+    assert {how for _, how in found.values()} == {"terminated", "truncated", ""}
+
+
 def test_rows_of_some_environments_are_summed_over_their_own_steps():
     """N-step returns where every step has other rows: those of a window for each environment alone."""
     rng, together = np.random.default_rng(1), NStepWindow(3, 0.9)

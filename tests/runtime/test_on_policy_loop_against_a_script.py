@@ -424,6 +424,19 @@ def test_an_episode_that_is_lost_on_resume_leaves_nothing_to_the_next_one(loop_o
         loop_of(algo, normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
 
 
+@pytest.mark.parametrize("algo", ["ppo", "ppg", "gail"])
+def test_a_rollout_that_was_under_way_is_cut_where_an_environment_was_lost(loop_of, monkeypatch, algo):
+    loop, lost = loop_of(algo), np.array([0.0, 1.0, 0.0], np.float32)
+    monkeypatch.setattr(loop._run, "pausing", lambda: True)
+    loop.collect()
+    rollout, obs = loop._rollout, np.random.default_rng(0).normal(size=(ENVS, 3)).astype(np.float32)
+    before, values = rollout.final_values[0].copy(), loop.agent.values(obs)
+    assert rollout.position == 1 and rollout.truncated[0].tolist() == [1, 0, 0] and before[0] != 0
+    loop.cut(lost, obs)
+    assert rollout.truncated[0].tolist() == [1, 1, 0]
+    np.testing.assert_allclose(rollout.final_values[0], [before[0], values[1], before[2]], rtol=1e-6)
+
+
 def test_the_rewards_of_a_discriminator_are_scaled_and_never_clipped(loop_of):
     """After rewards of no more than a tenth, a discriminator that has become sure of itself pays what it pays."""
     loop, rng = loop_of("gail", normalize_rewards=True, reward_type="logit"), np.random.default_rng(0)

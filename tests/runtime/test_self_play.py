@@ -223,6 +223,15 @@ def test_agents_that_cannot_be_opponents_are_refused(tiny, env_id, opponents, me
         get_algorithm_spec("ppo").train(tiny("ppo", env_id=env_id, num_envs=2), callbacks=[SelfPlay(opponents)])
 
 
+def test_only_agents_of_parallel_environments_have_opponents(tiny):
+    class Opposed(Callback):
+        def on_train_start(self, trainer):
+            trainer.set_opponents(SelfPlay())
+
+    with pytest.raises(ValueError, match="CartPole-v1 has no other agents that opponents could act for"):
+        get_algorithm_spec("ppo").train(tiny("ppo"), callbacks=[Opposed()])
+
+
 def test_the_learner_learns_to_win(tmp_path):
     """The larger action wins: against early copies the learner wins, and in the end all take the largest."""
     agent = PPO(Duel, num_envs=8, total_timesteps=6_000, num_steps=64, learning_rate=3e-3, hidden_sizes=[32],
