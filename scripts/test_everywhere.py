@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 RECORD = ROOT / "benchmarks" / "results" / "tests.json"
 SUITE = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", "--tb=short", "-p", "no:cacheprovider"]
+SUITE += ["-m", "not slow"]  # with what a release has besides
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 

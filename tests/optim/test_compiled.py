@@ -32,6 +32,7 @@ pytestmark = [
 ]
 
 
+KINDS = ("ppo", "gail", "dqn", "fqf", "sac", "cql", "mbpo")  # of loops and of updates: others differ by a loss
 both_modes = pytest.mark.parametrize("safe", [False, True], ids=["fast", "safe"])
 
 
@@ -89,7 +90,10 @@ def network(state):
     return part.get("model", part)  # a policy may be a learner of its own
 
 
-@pytest.mark.parametrize("algo", [algo for algo in SMOKE if algo != "dreamer"])  # whose updates are no graph
+@pytest.mark.parametrize(
+    "algo",  # all but Dreamer, whose updates are no graph
+    [*KINDS, *(pytest.param(algo, marks=pytest.mark.release) for algo in SMOKE if algo not in (*KINDS, "dreamer"))],
+)
 def test_compiled_runs_go_straight_to_the_kernels_learn_the_same_and_resume_exactly(algo, tmp_path):
     spec, look = get_algorithm_spec(algo), Look()
     config = tiny_config(algo, tmp_path, compile=True, total_timesteps=96, eval_interval=0)
@@ -172,7 +176,10 @@ def test_packed_rows_are_unpacked_inside_the_graph_and_a_changed_batch_is_not():
     assert "weights" not in replay.sample(16)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac", "rlpd", "mopo"])  # every kind of loop, one part and several
+@pytest.mark.parametrize(
+    "algo",  # every kind of loop, one part and several
+    ["ppo", "sac", *(pytest.param(algo, marks=pytest.mark.release) for algo in ("dqn", "rlpd", "mopo"))],
+)
 def test_safe_runs_learn_the_same_and_are_stored_as_safe(algo, tmp_path):
     spec, look = get_algorithm_spec(algo), Look()
     config = tiny_config(algo, tmp_path, compile="safe", total_timesteps=64, eval_interval=0)
