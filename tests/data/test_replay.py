@@ -292,7 +292,7 @@ def test_priorities_below_zero_are_refused():
     one, two = prioritized([1.0, 2.0, 4.0]), prioritized([9.0, 9.0, 9.0])
     state = one.state_dict()
     state["weights"][1] = -1e-3
-    with pytest.raises(StateError, match="^weights: holds priorities below 0"):
+    with pytest.raises(StateError, match=r"^weights: holds priorities below 0"):
         two.load_state_dict(state)
 
 

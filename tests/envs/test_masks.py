@@ -270,7 +270,7 @@ def test_spaces_with_masks_come_back_from_a_file():
 def test_a_mask_of_a_file_has_no_more_choices_than_a_row_may_have():
     facts = {**spaces_of(lambda: Counter(actions=gym.spaces.Discrete(2**24))).facts(), "masked": True}
     assert Spaces.of_facts(facts).bare is not None
-    with pytest.raises(StateError, match="^choices: has more choices than a mask may have"):
+    with pytest.raises(StateError, match=r"^choices: has more choices than a mask may have"):
         Spaces.of_facts({**facts, "choices": [2**24 + 1]})
 
 
