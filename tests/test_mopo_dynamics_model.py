@@ -371,6 +371,14 @@ def test_a_fit_does_not_go_on_with_fewer_rows_than_it_was_of():
     next(process.run(data))
 
 
+def test_a_saved_fit_under_way_has_rows():
+    process, again = (fit(EnsembleDynamics(model=model(), learning_rate=3e-3)) for _ in range(2))
+    next(process.run(linear_data(400)))
+    state = {**process.state_dict(), "rows": torch.zeros((5, 0), dtype=torch.int64)}
+    with pytest.raises(StateError, match=r"^rows: is empty in the middle of a fit$"):
+        again.load_state_dict(state)
+
+
 def test_of_weights_that_are_equally_likely_the_first_are_kept(monkeypatch):
     dynamics = EnsembleDynamics(model=model(), learning_rate=3e-3)
     monkeypatch.setattr(dynamics, "holdout_scores", lambda *rows: (torch.ones(5), torch.ones(5)))
