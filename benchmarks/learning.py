@@ -136,9 +136,7 @@ def train_one(
             final = result.metrics  # the run ends with the same evaluation: the same seeds, the same agent
         else:
             final = evaluate_checkpoint(result.checkpoint_path, episodes, deterministic=not drawn)
-        lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-        # a run that was gone on with after its end has evaluated that twice
-        curve = {line["step"]: line["eval_return_mean"] for line in lines if "eval_return_mean" in line}
+        curve = evaluations(result.run_dir)
         metadata = json.loads((result.run_dir / "metadata.json").read_text())
     return {
         "seed": config.seed,
@@ -152,8 +150,16 @@ def train_one(
         "cpu_seconds": round(cpu, 1),
         "engine": metadata["engine"],
         "git": metadata["git"],
-        "curve": [list(point) for point in curve.items()],
+        "curve": curve,
     }
+
+
+def evaluations(run_dir: Path) -> list[list[float]]:
+    """The steps of a run's evaluations and their mean returns."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    # a run that was gone on with after its end has evaluated that twice
+    curve = {line["step"]: line["eval_return_mean"] for line in lines if "eval_return_mean" in line}
+    return [list(point) for point in curve.items()]
 
 
 def train_all(

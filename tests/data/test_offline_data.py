@@ -6,6 +6,7 @@ import os
 import pickle
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 
 from rl_training.data import TransitionDataset, load_transition_dataset, mix_transition_datasets
 from rl_training.data.agent_units import in_agent_units
-from rl_training.data.dataset_files import read_npz, write_hdf5, write_minari, write_npz
+from rl_training.data.dataset_files import read_minari, read_npz, write_hdf5, write_minari, write_npz
+from rl_training.data.errors import DatasetError
 from rl_training.data.recorder import collect_random
 from rl_training.envs.checks import EnvironmentFailure
 from rl_training.envs.factory import EnvFactory
@@ -190,6 +192,23 @@ def test_minari_by_id_local_only_unless_requested(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrong", [-1, 0, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_choices_of_minari_datasets_that_their_space_does_not_have_are_refused(monkeypatch, wrong, nested):
+    space, seen = gym.spaces.Discrete(3, start=1), np.array([1, 3, wrong])
+    if nested:
+        space, seen = gym.spaces.Dict({"inner": gym.spaces.Tuple([space])}), {"inner": (seen,)}
+    ends = {"terminations": np.array([0, 1]), "truncations": np.array([0, 0])}
+    episode = SimpleNamespace(observations=seen, actions=np.zeros(2, np.int64), rewards=np.ones(2), **ends)
+    facts = SimpleNamespace(metadata={})
+    source = SimpleNamespace(
+        observation_space=space, iterate_episodes=lambda: [episode], env_spec=None, storage=facts, action_space=None
+    )
+    monkeypatch.setattr("rl_training.data.dataset_files._minari_source", lambda *_: source)
+    with pytest.raises(DatasetError, match=f"an observation holds {wrong}, its space says Discrete"):
+        read_minari("a/b-v0")
+
+
 def test_scores_of_others_minari_datasets_are_references(tmp_path, monkeypatch):
     """Minari keeps the returns of a random policy and of an expert under names of its own."""
     minari = pytest.importorskip("minari")

@@ -274,6 +274,7 @@ def _flatten(space: Any, observations: Any, rows: int) -> np.ndarray:
     """Observations of one episode as rows; dictionaries and tuples are flattened as FlattenObservation does it."""
     import gymnasium as gym
 
+    _require_choices(space, observations)
     if isinstance(observations, np.ndarray):
         if isinstance(space, gym.spaces.Box):
             return observations
@@ -284,3 +285,18 @@ def _flatten(space: Any, observations: Any, rows: int) -> np.ndarray:
     else:
         singles = [tuple(value[i] for value in observations) for i in range(rows)]
     return np.stack([np.asarray(gym.spaces.flatten(space, single)) for single in singles])
+
+
+def _require_choices(space: Any, observations: Any) -> None:
+    """Refuse numbers that are none of the choices of their space: Gymnasium would flatten them to other choices."""
+    import gymnasium as gym
+
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
+        for name, part in parts:
+            _require_choices(part, observations[name])
+    elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        chosen = np.asarray(observations)
+        fits = (chosen >= space.start) & (chosen < space.start + getattr(space, "nvec", getattr(space, "n", 0)))
+        if not fits.all():
+            raise DatasetError(f"an observation holds {chosen[~fits].flat[0]}, its space says {space}")
