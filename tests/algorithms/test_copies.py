@@ -292,12 +292,23 @@ def test_a_hook_after_compiling_is_learned_with_eagerly(safe):
     assert not agent.compiled
 
 
-def test_a_change_ends_all_graphs_if_only_one_part_was_compiled():
+def small_ppg():
     coefs = dict.fromkeys(("aux_value_coef", "behavior_clone_coef", "value_clone_coef", "clip_coef", "vf_coef"), 1.0)
-    agent = PPG(
-        model=MLPPPGModel(obs_dim=3, action_dim=2, hidden_sizes=(8,)), learning_rate=1e-3, aux_learning_rate=1e-3,
-        ent_coef=0.0, **coefs,
-    )  # fmt: skip
+    model = MLPPPGModel(obs_dim=3, action_dim=2, hidden_sizes=(8,))
+    return PPG(model=model, learning_rate=1e-3, aux_learning_rate=1e-3, ent_coef=0.0, **coefs)
+
+
+def test_a_learner_is_compiled_if_each_of_its_parts_can_be():
+    agent = small_ppg()
+    assert not agent.compiled
+    agent.use_compiled()
+    assert agent.compiled
+    agent._updates.graphs[1].failed = "no compiler"
+    assert not agent.compiled
+
+
+def test_a_change_ends_all_graphs_if_only_one_part_was_compiled():
+    agent = small_ppg()
     agent.use_compiled()
     policy_phase, auxiliary_phase = agent._updates.graphs
     policy_phase._call = lambda tensors: None  # as if its first batch had come

@@ -436,6 +436,18 @@ def test_passes_end_when_the_policy_has_moved_by_more_than_the_target(loop_of, m
     assert len(made) == 3 * passes
 
 
+def test_a_signal_ends_learning_after_a_pass_and_leaves_nothing_after_the_last(loop_of, monkeypatch):
+    loop = loop_of("ppo")
+    monkeypatch.setattr(type(loop._run.stopping), "urgent", True)
+    loop.collect()
+    loop.finish_rollout()
+    left = []
+    for _ in range(2):
+        loop.learn()
+        left.append((loop._passes, loop.mid_step))
+    assert left == [(1, True), (0, False)]
+
+
 @pytest.mark.parametrize("algo", ["ppo", "ppg", "gail"])
 def test_a_rollout_that_was_under_way_is_cut_where_an_environment_was_lost(loop_of, monkeypatch, algo):
     loop, lost = loop_of(algo), np.array([0.0, 1.0, 0.0], np.float32)
