@@ -1,5 +1,6 @@
 """The ensemble of dynamics models: its likelihood, bounds, initialisation, bootstrap, fits, elites and rollouts."""
 
+import itertools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from rl_training.algorithms.dynamics import (
     layer_decays,
 )
 from rl_training.algorithms.terminations import TerminationClassifier
+from rl_training.base.saved import StateError
 from rl_training.base.state import Rng
 from rl_training.models import MLPMOPOEnsembleModel
 from rl_training.models.mlp_mopo import clamped_std, disagreement, soft_clamp
@@ -359,6 +361,31 @@ def test_a_fit_stopped_between_epochs_goes_on_there():
             list(process.run(data))
         ends.append((dynamics.optimizer.flat.clone(), process.updates, process.epoch))
     assert torch.equal(ends[0][0], ends[1][0]) and ends[0][1:] == ends[1][1:]
+
+
+def test_a_fit_does_not_go_on_with_fewer_rows_than_it_was_of():
+    process, data = fit(EnsembleDynamics(model=model(), learning_rate=3e-3)), linear_data(400)
+    next(process.run(data))
+    with pytest.raises(StateError, match=r"^a saved fit is of more rows than the 399 that there are$"):
+        next(process.run({name: column[:399] for name, column in data.items()}))
+    next(process.run(data))
+
+
+def test_a_saved_fit_under_way_has_rows():
+    process, again = (fit(EnsembleDynamics(model=model(), learning_rate=3e-3)) for _ in range(2))
+    next(process.run(linear_data(400)))
+    state = {**process.state_dict(), "rows": torch.zeros((5, 0), dtype=torch.int64)}
+    with pytest.raises(StateError, match=r"^rows: is empty in the middle of a fit$"):
+        again.load_state_dict(state)
+
+
+def test_of_weights_that_are_equally_likely_the_first_are_kept(monkeypatch):
+    dynamics = EnsembleDynamics(model=model(), learning_rate=3e-3)
+    monkeypatch.setattr(dynamics, "holdout_scores", lambda *rows: (torch.ones(5), torch.ones(5)))
+    process, kept = fit(dynamics), []
+    for _ in itertools.islice(process.run(linear_data(400)), 2):
+        kept.append(process.snapshot.clone())
+    assert process.active and torch.equal(*kept)
 
 
 def test_a_fit_that_has_ended_saves_no_limit_of_its_own():

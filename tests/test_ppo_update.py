@@ -234,6 +234,19 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return_without_a
     assert scaled == pytest.approx(rewards / np.std(np.concatenate(seen)), rel=1e-4)
 
 
+def test_no_result_of_an_update_holds_a_graph():
+    agent = make_ppo()
+    assert not any(result.requires_grad for result in agent._learn(rollout_batch(agent)).values())
+
+
+def test_returns_that_were_saved_stay_when_the_scaler_goes_on():
+    scaler = RewardScaler(2, gamma=0.9)
+    scaler.observe(np.ones(2), np.zeros(2))
+    state = scaler.state_dict()
+    scaler.returns[:] = 0  # as where environments were lost
+    assert state["returns"].tolist() == [1, 1]
+
+
 def test_returns_that_were_loaded_are_the_scalers_own():
     scaler = RewardScaler(2, gamma=0.9)
     state = {**scaler.state_dict(), "returns": torch.tensor([3.0, 4.0], dtype=torch.float64)}

@@ -12,11 +12,12 @@ from torch import nn
 
 from compiling import compiles
 from rl_training.algorithms.dqn import DQN
+from rl_training.algorithms.ppg import PPG
 from rl_training.algorithms.sac import SAC
 from rl_training.envs.factory import EnvFactory
 from rl_training.envs.spaces import Spaces
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
-from rl_training.models import MLPQNetwork, MLPSACModel
+from rl_training.models import MLPPPGModel, MLPQNetwork, MLPSACModel
 from rl_training.optim.flat import FlatAdam, Target, descend
 from rl_training.runtime.spec import Blueprint
 from toys import assert_same
@@ -289,6 +290,33 @@ def test_a_hook_after_compiling_is_learned_with_eagerly(safe):
         result = agent.update(rows(), global_step=0).metrics
     assert dict(result) == pytest.approx(dict(expected.update(rows(), global_step=0).metrics), rel=1e-4)
     assert not agent.compiled
+
+
+def small_ppg():
+    coefs = dict.fromkeys(("aux_value_coef", "behavior_clone_coef", "value_clone_coef", "clip_coef", "vf_coef"), 1.0)
+    model = MLPPPGModel(obs_dim=3, action_dim=2, hidden_sizes=(8,))
+    return PPG(model=model, learning_rate=1e-3, aux_learning_rate=1e-3, ent_coef=0.0, **coefs)
+
+
+def test_a_learner_is_compiled_if_each_of_its_parts_can_be():
+    agent = small_ppg()
+    assert not agent.compiled
+    agent.use_compiled()
+    assert agent.compiled
+    agent._updates.graphs[1].failed = "no compiler"
+    assert not agent.compiled
+
+
+def test_a_change_ends_all_graphs_if_only_one_part_was_compiled():
+    agent = small_ppg()
+    agent.use_compiled()
+    policy_phase, auxiliary_phase = agent._updates.graphs
+    policy_phase._call = lambda tensors: None  # as if its first batch had come
+    assert policy_phase.used and not auxiliary_phase.used
+    agent.model.policy_head.register_forward_hook(lambda module, inputs, output: 3 * output)
+    with pytest.warns(UserWarning, match="PPG: updates run eagerly from now on, since a network was changed"):
+        agent._updates.check()
+    assert not agent._updates.graphs
 
 
 def test_acting_follows_parameters_wherever_they_are():

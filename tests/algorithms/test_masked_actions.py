@@ -285,6 +285,11 @@ def test_a_network_that_chooses_by_its_own_act_is_refused():
         DQN(q_network=Own(obs_parts=PARTS, action_dim=A), masks=ActionMasks(PARTS), **OPTIONS)
 
 
+def test_rows_without_a_mask_have_none_to_be_read():
+    with pytest.raises(ValueError, match=r"^observations of obs .* have no mask of actions$"):
+        ActionMasks(Parts([VECTOR]))
+
+
 def test_a_policy_that_forgets_the_masks_is_told():
     class Forgets(MLPActorCritic):
         def masked(self, outputs, obs):

@@ -69,6 +69,14 @@ def test_every_row_but_the_last_is_compared_with_the_next_one(rows, monkeypatch)
         assert np.flatnonzero(find_gaps(obs, after.astype(np.float32))).tolist() == [wrong][: wrong < rows - 1]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_near_zero_may_be_off_by_the_rounding_of_the_largest_in_its_column(sign):
+    obs = sign * np.array([[1000.0], [0.0], [500.0]], np.float32)
+    for off, gaps in ((5e-4, [False] * 3), (2e-3, [True, False, False])):
+        after = np.roll(obs, -1, 0) + np.array([[off], [0], [0]])
+        assert find_gaps(obs, after.astype(np.float32)).tolist() == gaps
+
+
 # ---- every layout shows the same episodes
 
 

@@ -233,6 +233,7 @@ def test_rewards_that_nothing_reads_may_be_anything_and_observations_may_not():
         {"terminations": np.zeros(150, np.uint8), "truncations": columns()["truncations"].astype(np.uint16)},
         {"actions": columns()["actions"][:, 0], "rewards": columns()["rewards"].astype(np.longdouble)},
         {"obs": torch.from_numpy(columns()["obs"]), "rewards": columns()["rewards"].tolist()},
+        {"actions": torch.from_numpy(columns()["actions"]).requires_grad_()},
     ],
 )
 def test_other_types_and_spellings_of_the_same_numbers_are_the_same_data(changes):

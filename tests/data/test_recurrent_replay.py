@@ -82,6 +82,16 @@ def test_state_survives(tmp_path):
     assert_same(first.state_dict(), second.state_dict())
 
 
+def test_counts_of_a_state_stay_when_the_buffer_goes_on():
+    buffer = filled(steps=9)
+    state = buffer.state_dict()
+    before = {name: state[name].clone() for name in ("written", "reward", "fresh")}
+    buffer.add(
+        obs=np.zeros((2, 1)), actions=np.zeros(2), rewards=-np.ones(2), next_obs=np.ones((2, 1)), dones=np.ones(2)
+    )
+    assert_same({name: state[name] for name in before}, before)
+
+
 @pytest.mark.parametrize("name", ["reward", "fresh"])
 def test_what_belongs_to_the_next_observation_is_refused_where_it_is_no_number(name):
     state = filled().state_dict()

@@ -85,6 +85,14 @@ def test_the_return_of_n_steps_has_the_same_fixed_point_as_one_step():
     assert torch.allclose(batch["rewards"] + batch["discounts"] * 10, torch.tensor(10.0), atol=1e-5)
 
 
+def test_a_full_ring_is_drawn_from_as_it_lies():
+    buffer = ReplayBuffer(4, (1,), (), action_dtype=np.int64, rng=Rng(0, "replay"))
+    for t in range(6):
+        buffer.add(obs=[[t]], actions=[t], rewards=[0.0], next_obs=[[t + 1]], dones=[0.0])
+    places = Rng(0, "replay").generator.integers(4, size=50)
+    assert buffer.sample(50)["actions"].tolist() == np.array([4, 5, 2, 3])[places].tolist()
+
+
 def test_open_windows_are_part_of_the_state():
     one, two = n_step(), n_step()
     for t in range(5):

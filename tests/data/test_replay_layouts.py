@@ -108,6 +108,15 @@ def test_a_row_has_the_places_of_its_frames_and_shows_the_images():
     assert (layout.read(np.arange(3))["next_obs"] == batch["next_obs"].numpy()).all()
 
 
+def test_rows_that_were_read_stay_when_others_are_read_into_the_same_memory():
+    layout = frame_layout(reuse=True)
+    for number, pair in enumerate([((1, 1), (1, 2)), ((5, 5), (5, 6))]):
+        store(layout, image_rows([pair]), number)
+    first, second = (layout.read(np.array([number])) for number in range(2))
+    assert first["obs"][0, :, 0, 0].tolist() == [1, 1] and first["next_obs"][0, :, 0, 0].tolist() == [1, 2]
+    assert second["obs"][0, :, 0, 0].tolist() == [5, 5] and second["next_obs"][0, :, 0, 0].tolist() == [5, 6]
+
+
 def test_frames_are_free_again_when_the_newest_row_that_shows_them_is_released():
     layout = frame_layout()
     for number, pair in enumerate([((1, 1), (1, 2)), ((1, 2), (2, 3))]):

@@ -126,6 +126,8 @@ def test_parts_that_no_algorithm_gives_are_one_line():
             "dqn",
             r"each of 12 combinations would need a value of its own: docs/actions.md has a wr",
         ),
+        (MultiDiscrete([10, 10, 10]), "dqn", r"each of 1,000 combinations .* docs/actions.md has a wrapper"),
+        (MultiDiscrete([11, 91]), "dqn", "each of 1,001 combinations would need a value of its own: ppo takes them"),
         (MultiBinary(3), "iqn", "each of 8 combinations would need a value of its own: docs/actions.md has a wrapper"),
         (MultiBinary(30), "dqn", r"each of 1,073,741,824 combinations would need a value of its own: ppo takes them"),
         (Box(0, 5, (2,), np.int32), "sac", r"env_kwargs.integer_actions: rounded makes numbers of them"),

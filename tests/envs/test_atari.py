@@ -44,6 +44,17 @@ def test_an_object_made_without_frame_skip_takes_four_frames_too():
     assert frames(env) == 12
 
 
+@pytest.mark.parametrize("limit", [9, 12, 13])
+def test_a_limit_of_frames_is_one_of_actions_that_take_four(limit):
+    factory = EnvFactory(lambda: gym.wrappers.TimeLimit(gym.make(GAME, frameskip=1), limit), ATARI)
+    env, steps, truncated = factory.make(training=True), 0, False
+    env.reset(seed=0)
+    while not truncated:
+        *_, truncated, _ = env.step(0)
+        steps += 1
+    assert factory.time_limit() == steps == -(-limit // 4)
+
+
 @pytest.mark.filterwarnings("ignore:.*cannot be copied")
 @pytest.mark.parametrize(
     ("make", "skips"),

@@ -65,6 +65,10 @@ def test_a_bounded_normal_draws_the_same_distribution_on_the_host_and_in_torch()
     assert np.abs(host).max() > 1  # not squashed
 
 
+def test_what_a_bounded_normal_draws_has_no_gradient():
+    assert not BoundedNormal(2).draw(torch.randn(7, 4, requires_grad=True)).requires_grad
+
+
 def test_a_bounded_normal_at_its_best_is_its_mean_in_every_path():
     outputs = torch.randn(7, 4)
     best = BoundedNormal(2).best(outputs)

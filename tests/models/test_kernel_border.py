@@ -180,6 +180,7 @@ def test_shapes_of_parameters_are_checked_one_by_one():
     shapes = [(2, 3), (4,)]
     good = [torch.randn(shape) for shape in shapes]
     assert border.flat("f", [good[0].t().contiguous().t(), good[1]], shapes).tolist() == [*good[0].flatten(), *good[1]]
+    assert not border.flat("f", [parameter.clone().requires_grad_() for parameter in good], shapes).requires_grad
     for i, parameter in enumerate(good):
         wrong = {"float64": parameter.double(), "shape": parameter[None], "device meta": parameter.to("meta")}
         for reason, other in wrong.items():

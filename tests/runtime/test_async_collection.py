@@ -11,8 +11,10 @@ import pytest
 from gymnasium.spaces import Box
 
 from rl_training import Callback
+from rl_training.algorithms.dqn import DQN
 from rl_training.algorithms.sac import SAC
 from rl_training.base.options import ConfigError
+from rl_training.data import ReplayBuffer
 from rl_training.envs.collector import Collector
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
@@ -96,6 +98,28 @@ def test_actions_are_those_of_the_agent_before_the_updates_of_the_last_step(tiny
         spec.train(tiny("sac", async_collection=late, eval_interval=0, **short), env=Chosen)
     assert taken[False][:9] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert taken[True][:9] == [0, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_was_sent_is_stored_even_if_the_agent_uses_the_array_again(tiny, monkeypatch):
+    returned, sent, act, update = [], [], DQN.act, DQN.update
+
+    def acting(self, *given, **options):
+        result = act(self, *given, **options)
+        returned.append(result.actions)
+        sent.append(result.actions.tolist())
+        return result
+
+    def updating(self, *given, **options):
+        returned[-1][:] = 1 - returned[-1]
+        return update(self, *given, **options)
+
+    monkeypatch.setattr(DQN, "act", acting)
+    monkeypatch.setattr(DQN, "update", updating)
+    short = {"total_timesteps": 40, "num_envs": 2, "learning_starts": 4, "batch_size": 2, "train_frequency": 2}
+    result = train(tiny("dqn", async_collection=True, eval_interval=0, **short))
+    buffer = ReplayBuffer(42, (4,), (), action_dtype=np.int64)
+    buffer.load_state_dict(load_checkpoint(result.checkpoint_path).buffer_state["replay"])
+    assert buffer.columns()["actions"].tolist() == np.concatenate(sent[:20]).tolist()
 
 
 @pytest.mark.parametrize(

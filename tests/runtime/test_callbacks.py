@@ -318,6 +318,28 @@ def test_changed_environments_are_rebuilt_as_they_were():
     assert one.metrics() == two.metrics() and [*one.recent][3:] == [*two.recent][3:]
 
 
+def test_an_environment_that_was_changed_for_one_episode_is_changed_back_after_a_resume():
+    """Saved when the first environment is in its changed episode, and the second has not come to one."""
+
+    def collector(**options):
+        return Collector(EnvFactory("CartPole-v1", {}), 2, seed=0, **options)
+
+    ended, actions = [], np.array([1, 0])
+    one = collector(on_episode=lambda episode: ended.append(episode))
+    one.set_env_kwargs({"sutton_barto_reward": True})
+    while not ended:
+        one.step(actions)
+    one.set_env_kwargs({})
+    two = collector()
+    two.load_state_dict(one.state_dict())
+    assert not two.lost.any() and len(ended) == 1
+    rewards = []
+    for _ in range(40):
+        rewards.append(one.step(actions).rewards.tolist())
+        assert rewards[-1] == two.step(actions).rewards.tolist()
+    assert rewards[0] in ([0, 1], [1, 0]) and rewards[-1] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("env_id", "env_kwargs", "problem"),
     [

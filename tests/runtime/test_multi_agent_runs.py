@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -422,3 +424,18 @@ def test_an_evaluation_tells_the_watchdog_of_its_calls():
     agent = spec.build(spec.options(config), spec.blueprint(config, factory, None, "cpu"))
     evaluate(agent, factory, episodes=2, seed=0)
     assert told == 2 * [("reset", False), *[("step", False)] * 3]
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_a_game_that_goes_on_for_ever_is_cut_counted_and_warned_of(monkeypatch, steps):
+    """After four steps, where games have ``steps``."""
+    monkeypatch.setattr("rl_training.runtime.evaluation.LONGEST", 4)
+    spec, factory = get_algorithm_spec("ppo"), EnvFactory(lambda: Meet(steps=steps), {})
+    config = TrainConfig(algo="ppo", env_id="meet", num_envs=2)
+    agent = spec.build(spec.options(config), spec.blueprint(config, factory, None, "cpu"))
+    expected = (
+        contextlib.nullcontext() if steps <= 4 else pytest.warns(UserWarning, match="2 of 2 .* cut after 4 steps")
+    )
+    with expected:
+        metrics = evaluate(agent, factory, episodes=2, seed=0)
+    assert metrics["eval_length_mean"] == min(steps, 4) and metrics["eval_episodes_cut"] == (2 if steps > 4 else 0)

@@ -17,6 +17,7 @@ from oracles.policies import ActorCritic
 from oracles.ppg import PPG as PPGOracle
 from oracles.ppo import PPO as PPOOracle
 from rl_training import Callback
+from rl_training.algorithms.base import UpdateResult
 from rl_training.data.dataset_files import write_npz
 from rl_training.data.offline_dataset import TransitionDataset
 from rl_training.data.rollout_buffer import RolloutBuffer
@@ -422,6 +423,29 @@ def test_an_episode_that_is_lost_on_resume_leaves_nothing_to_the_next_one(loop_o
     assert before[1] != 0 and loop.learned_scale.returns.tolist() == [before[0], 0, before[2]]
     for algo in ("ppo", "gail"):
         loop_of(algo, normalize_rewards=False).cut(lost, obs)  # nothing is carried, and nothing fails
+
+
+@pytest.mark.parametrize(("moved", "passes"), [(0.25, 2), (0.2500001, 1)])
+def test_passes_end_when_the_policy_has_moved_by_more_than_the_target(loop_of, monkeypatch, moved, passes):
+    loop, made = loop_of("ppo", target_kl=0.25), []
+    loop.collect()
+    loop.finish_rollout()
+    update = lambda agent, batch: made.append(batch) or UpdateResult({"approx_kl": moved}, 1)  # noqa: E731
+    monkeypatch.setattr(loop._run, "update", update)
+    loop.learn()
+    assert len(made) == 3 * passes
+
+
+def test_a_signal_ends_learning_after_a_pass_and_leaves_nothing_after_the_last(loop_of, monkeypatch):
+    loop = loop_of("ppo")
+    monkeypatch.setattr(type(loop._run.stopping), "urgent", True)
+    loop.collect()
+    loop.finish_rollout()
+    left = []
+    for _ in range(2):
+        loop.learn()
+        left.append((loop._passes, loop.mid_step))
+    assert left == [(1, True), (0, False)]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "ppg", "gail"])
