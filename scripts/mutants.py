@@ -270,8 +270,11 @@ class Worker(threading.Thread):
         return {"result": "survived" if settled else "unsettled", "ran": ran}
 
     def ask(self, tests: list[str]) -> dict[str, Any]:
-        """A limit on processor time finds loops; the one on time, which others' work lengthens, finds what waits."""
-        cpu_seconds = int(3 * sum(self.bench.map.tests[test]["seconds"] for test in tests) + 15)
+        """A limit on processor time finds loops; the one on time, which others' work lengthens, finds what waits.
+
+        A process of its own imports the package, and may have to compile what the map's processes had compiled already.
+        """
+        cpu_seconds = int(3 * sum(self.bench.map.tests[test]["seconds"] for test in tests) + 90)
         self.into.write(json.dumps({"tests": tests, "cpu_seconds": cpu_seconds, "seconds": 5 * cpu_seconds}) + "\n")
         self.into.flush()
         answer: dict[str, Any] = json.loads(self.out.readline())
