@@ -99,8 +99,13 @@ def short_steps(steps: int) -> str:
 
 def nearest_figure(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any] | None:
     """What others published for the algorithm and the task, at the nearest number of steps; None if nothing is known."""
-    own = [f for f in known["figures"] if (f["beside"], f["algo"]) == (record["env_id"], record["algo"])]
-    if not own or record["config"]["env_kwargs"].get("wrappers", {}).get("keep"):
+    options = record["config"]
+    recurrent = bool(options["algo_kwargs"].get("recurrent"))
+    if options["env_kwargs"].get("wrappers", {}).get("keep") and not recurrent:
+        return None
+    task = (record["env_id"], record["algo"], recurrent)
+    own = [f for f in known["figures"] if (f["beside"], f["algo"], f.get("recurrent", False)) == task]
+    if not own:
         return None
     return min(own, key=lambda f: abs(math.log(f["steps"] / record["total_timesteps"])))
 

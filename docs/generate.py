@@ -226,6 +226,7 @@ def task(record: dict) -> str:
     name = record["env_id"].rsplit(":", 1)[-1]
     parts = [] if kept is None else [f"entries {', '.join(map(str, kept))} only"]
     options = record["config"]["algo_kwargs"]
+    parts += [f"with an {options['recurrent'].upper()}"] if options.get("recurrent") else []
     data = options.get("dataset_path") or options.get("expert_dataset_path")
     parts += [DATA[data]] if data else []
     return f"{name}, {', '.join(parts)}" if parts else name
