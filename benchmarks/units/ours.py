@@ -3,9 +3,10 @@
 import sys
 import tempfile
 
-from meter import THREADS, UNITS, Meter
+from meter import THREADS, UNITS
+from timing import Timing
 
-from rl_training import Callback, TrainConfig
+from rl_training import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 
 unit = sys.argv[1]
@@ -21,17 +22,6 @@ VALUE_BASED = {  # double only where the peers' is
     "iqn_cartpole": ("iqn", {"num_quantiles": 8, "action_samples": 32, "hidden_sizes": [64, 64, 64], "double": True}),
     "fqf_cartpole": ("fqf", {"num_quantiles": 32, "double": False, "train_at_fractions": False}),
 }
-
-
-class Timing(Callback):
-    def __init__(self, warm: int) -> None:
-        self.meter, self.step = Meter(warm), -1
-
-    def on_update_end(self, trainer, result):
-        if trainer.global_step != self.step:
-            self.step = trainer.global_step
-            if not self.meter.tick(self.step):
-                trainer.request_stop("measured")
 
 
 if unit in ON_POLICY or unit in UNITS:

@@ -12,9 +12,10 @@ import tempfile
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import FlattenObservation
-from meter import THREADS, Meter
+from meter import THREADS
+from timing import Timing
 
-from rl_training import Callback, TrainConfig
+from rl_training import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 
 NUMBERS, SIDE = 12, 24
@@ -86,17 +87,6 @@ MAKERS = {
     "flattened": lambda: FlattenObservation(Parted()),
     "painted": Painted,
 }
-
-
-class Timing(Callback):
-    def __init__(self, warm: int) -> None:
-        self.meter, self.step = Meter(warm), -1
-
-    def on_update_end(self, trainer, result):
-        if trainer.global_step != self.step:
-            self.step = trainer.global_step
-            if not self.meter.tick(self.step):
-                trainer.request_stop("measured")
 
 
 if __name__ == "__main__":
