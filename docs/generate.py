@@ -248,6 +248,13 @@ def algorithms_table() -> str:
     return "\n".join(lines)
 
 
+def judged_otherwise(record: dict) -> str:
+    """How a record was judged, where it was not as usual."""
+    usual = "evaluation of the last checkpoint"
+    judged: str = record.get("judged", usual)
+    return "" if judged == usual else f" ({judged.removeprefix(usual + ', ')})"
+
+
 def headlines_table() -> str:
     """The README's second table: one or two records of each algorithm, beside what others published for it."""
     known = report.published()
@@ -261,7 +268,7 @@ def headlines_table() -> str:
             ALGORITHMS[record["algo"]].public,
             task(record),
             steps(record["total_timesteps"]),
-            learned(record),
+            learned(record) + judged_otherwise(record),
             report.nearest(record, known),
         )
         lines.append(f"| {' | '.join(cells)} |")
