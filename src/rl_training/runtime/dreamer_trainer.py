@@ -37,7 +37,11 @@ class DreamerOptions(ReplayOptions):
     world_model_updates: int = opt(1, "updates of the world model each time", ge=0)
     actor_critic_updates: int = opt(1, "updates of actor and critic each time, together with the former", ge=0)
     imagination_horizon: int = opt(15, "steps that are imagined", ge=1)
-    imagination_batch_size: int | None = opt(None, "observed states to imagine from; null: all of a batch", ge=1)
+    imagination_batch_size: int | None = opt(
+        None,
+        "observed states to imagine from; null: all of a batch (replayed returns then bootstrap from imagined ones)",
+        ge=1,
+    )
     world_model_learning_rate: float = opt(3e-4, "step size, for the world model", gt=0)
     actor_learning_rate: float = opt(1e-4, "step size, for the actor", gt=0)
     critic_learning_rate: float = opt(1e-4, "step size, for the critic", gt=0)
