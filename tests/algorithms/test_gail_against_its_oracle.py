@@ -149,14 +149,20 @@ def test_a_compiled_discriminator():
     compare(compiled=True, dtype=torch.float32, absorbing=True, gradient_penalty=1.0, **small)
 
 
-def test_the_policy_learns_as_ppo_does_and_goes_on_from_its_warm_start():
-    """Cloning shares the policy's optimizer, so its moments are where PPO's updates begin."""
-    learner, oracle = pair("box")
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_the_policy_learns_as_ppo_does_after_its_warm_start(kind):
+    """Cloning leaves the deviation of boxes, and no averages of its gradients where PPO's updates begin."""
+    learner, oracle = pair(kind)
+    deviation = learner.model.log_std.detach().clone() if kind == "box" else None
     for k in range(3):
         batch = rollout(oracle.network, 6, seed=k)
         result = learner.clone(batch)
         assert_same_metrics(result.metrics, oracle.clone(batch["obs"], batch["actions"]), tolerance=FLOAT32)
         assert result.num_gradient_steps == 1
+    learner.end_cloning()
+    oracle.end_cloning()
+    assert kind == "discrete" or torch.equal(learner.model.log_std, deviation)
+    assert all(not tensor.any() for tensor in learner.optimizer.state_dict().values())
     for k in range(3):
         batch = rollout(oracle.network, 6, seed=10 + k)
         assert_same_metrics(learner.update(batch, global_step=0).metrics, oracle.update(batch), tolerance=FLOAT32)

@@ -95,7 +95,14 @@ class GAIL(PPO):
         return result
 
     def clone(self, obs: Tensor, actions: Tensor) -> dict[str, float]:
-        """Maximum likelihood of the expert's actions, by the policy's own optimizer."""
+        """Maximum likelihood of the expert's actions, by the policy's own optimizer, but for the deviation of boxes."""
+        held = {name: value.detach().clone() for name, value in self.network.weights.items() if name == "log_std"}
         loss = -self.network.log_probs(obs, actions).mean()
         step(self.optimizer, loss, self.max_grad_norm)
+        for name, value in held.items():
+            self.network.weights[name].data.copy_(value)
         return {"clone_loss": loss.item()}
+
+    def end_cloning(self) -> None:
+        """What follows starts with an Adam that has seen nothing."""
+        self.optimizer.state.clear()

@@ -192,7 +192,10 @@ class PlainGAIL(PlainRun):
         if self.options["normalize_observations"]:
             self.statistics.observe(self._expert["obs"])
         batches = [self._expert_batch() for _ in range(self.options["bc_updates"])]
-        return [self.learner.clone(self.seen(batch["obs"]), batch["actions"]) for batch in batches]
+        results = [self.learner.clone(self.seen(batch["obs"]), batch["actions"]) for batch in batches]
+        if results:
+            self.learner.end_cloning()
+        return results
 
     def _expert_batch(self) -> dict[str, Tensor]:
         index = self._data.integers(len(self._expert["obs"]), size=self.options["discriminator_batch_size"])

@@ -309,6 +309,7 @@ def expert(folder, kind: str) -> tuple[str, dict[str, np.ndarray]]:
         ("discrete", {}),
         ("box", {"normalize_observations": True}),
         ("discrete", {"normalize_rewards": True, "normalize_observations": True, "bc_updates": 3, "stop_at": (12,)}),
+        ("box", {"bc_updates": 3, "stop_at": (12,)}),
         ("discrete", {"absorbing": True, "normalize_rewards": True, "stop_at": (12,)}),
         ("discrete", {"absorbing": True, "env_kwargs": {"max_episode_steps": 20}, "reward_type": "logit", **MANY}),
         ("discrete", {"reward_type": "logsigmoid", "normalize_discriminator": False, "label_smoothing": 0.1}),

@@ -106,9 +106,23 @@ class GAIL(PPO):
         return {name: term.detach() for name, term in terms.items()}
 
     def clone(self, batch: Tensors) -> UpdateResult:
-        """One step of behaviour cloning on expert rows, as a warm start; observations as the environment gave them."""
+        """One step of behaviour cloning on expert rows, as a warm start; observations as the environment gave them.
+
+        The deviation of Box actions stays: that of an expert's greedy actions is nearly zero, and a policy that hardly
+        explores learns nothing from the discriminator.
+        """
         obs = batch["obs"] if self.normalizer is None else self.normalizer(batch["obs"])
-        return UpdateResult(self.learn({"obs": obs, "actions": batch["actions"]}, "_clone")[0], num_gradient_steps=1)
+        deviation = getattr(self.model, "log_std", None)
+        before = None if deviation is None else deviation.detach().clone()
+        metrics, _ = self.learn({"obs": obs, "actions": batch["actions"]}, "_clone")
+        if deviation is not None:
+            with torch.no_grad():
+                deviation.copy_(before)
+        return UpdateResult(metrics, num_gradient_steps=1)
+
+    def end_cloning(self) -> None:
+        """Forget the averages of cloning's gradients: those of the policy's updates are of another size."""
+        self.optimizer.reset()
 
     def _clone(self, batch: Tensors) -> Tensors:
         loss = -self.model.evaluate_actions(batch["obs"], batch["actions"]).logprobs.mean()

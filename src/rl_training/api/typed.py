@@ -454,7 +454,8 @@ class GAILKeywords(CommonPPOKeywords, ExpertKeywords, total=False):
     gradient_penalty: float
     """weight of the penalty that pulls its gradient norm to one (≥ 0); default: 0.0"""
     bc_updates: int
-    """updates of behaviour cloning before the first rollout (≥ 0); default: 0"""
+    """updates of behaviour cloning before the first rollout; they leave the deviation of Box actions as it is (≥ 0);
+    default: 0"""
     features_dim: int | None
     """images: features of the policy's convolutions; None: as hidden_sizes (≥ 1); default: None"""
     head_hidden_sizes: list[int] | tuple[int, ...]
@@ -914,7 +915,8 @@ class DreamerKeywords(ReplayKeywords, total=False):
     imagination_horizon: int
     """steps that are imagined (≥ 1); default: 15"""
     imagination_batch_size: int | None
-    """observed states to imagine from; None: all of a batch (≥ 1); default: None"""
+    """observed states to imagine from; None: all of a batch (replayed returns then bootstrap from imagined ones) (≥ 1);
+    default: None"""
     world_model_learning_rate: float
     """step size, for the world model (> 0); default: 0.0003"""
     actor_learning_rate: float

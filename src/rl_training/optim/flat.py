@@ -118,6 +118,11 @@ class FlatOptimizer(FlatParameters):
         self.lr.fill_(lr)
         return lr
 
+    def reset(self) -> None:
+        """Forget every step: averages and counts as they were at first. The learning rate stays."""
+        for name in self.TENSORS:
+            getattr(self, name).zero_()
+
     def state_dict(self) -> Tensors:
         return {name: getattr(self, name) for name in self.TENSORS}
 

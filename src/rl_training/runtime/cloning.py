@@ -11,14 +11,16 @@ __all__ = ["clone_expert"]
 
 
 def clone_expert(
-    run: Run, updates: int, first: Callable[[], None], clone: Callable[[], UpdateResult]
+    run: Run, updates: int, first: Callable[[], None], clone: Callable[[], UpdateResult], last: Callable[[], None]
 ) -> Iterator[None]:
-    """Call ``first`` once, then ``clone`` until it has been called ``updates`` times; yields where the run pauses."""
+    """Call ``first`` once, ``clone`` until it has been called ``updates`` times, then ``last`` once; yields where the
+    run pauses."""
     while run.step == 0 and (cloned := run.counters.get("bc_updates", 0)) < updates:
         if not cloned:
             first()
         result = run.record_auxiliary_update(clone())
         if run.count("bc_updates") == updates:
             run.note(**result.metrics)
+            last()
         if run.pausing():
             yield

@@ -47,7 +47,11 @@ class GAILOptions(PPOOptions, ExpertOptions):
     absorbing: bool = opt(False, "make the time after a termination a state that is discriminated and rewarded too")
     label_smoothing: float = opt(0.0, "how far the discriminator's labels are from one and zero", ge=0, lt=0.5)
     gradient_penalty: float = opt(0.0, "weight of the penalty that pulls its gradient norm to one", ge=0)
-    bc_updates: int = opt(0, "updates of behaviour cloning before the first rollout", ge=0)
+    bc_updates: int = opt(
+        0,
+        "updates of behaviour cloning before the first rollout; they leave the deviation of Box actions as it is",
+        ge=0,
+    )
     features_dim: int | None = opt(None, "images: features of the policy's convolutions; null: as hidden_sizes", ge=1)
     head_hidden_sizes: Sizes = opt((), "images: layers between those features and the policy's outputs")
     discriminator_features_dim: int = opt(256, "images: features of the discriminator's convolutions", ge=1)
@@ -99,7 +103,7 @@ class GAILLoop(OnPolicyLoop):
         run, cfg = self._run, self._cfg
         if cfg.expert_dataset_kind == "random":
             run.announce("expert_dataset_kind is random: there is no expert, and nothing of use will be learned")
-        yield from clone_expert(run, cfg.bc_updates, self._observe_expert, self._clone)
+        yield from clone_expert(run, cfg.bc_updates, self._observe_expert, self._clone, self.agent.end_cloning)
         yield from super().__iter__()
 
     def _observe_expert(self) -> None:
