@@ -629,3 +629,45 @@ def test_frozen_and_unused_parameters_and_batch_statistics(tiny):
     online, target = state["q_network"], state["target_network"]
     assert all(torch.equal(online[name], target[name]) for name in online if "unused" not in name)
     assert online["batches"] > 0
+
+
+@every_case
+def test_dropout_is_for_updates_and_not_for_acting(name):
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = randomised(case.base(**case.arguments))
+    model.dropout = nn.Dropout(0.5)
+    case.last(model).register_forward_pre_hook(lambda layer, inputs: (model.dropout(inputs[0]), *inputs[1:]))
+    learner, obs = case.learner(model), observations()
+    greedy = [learner.act(obs, deterministic=True).actions for _ in range(3)]
+    assert model.dropout.training
+    assert not torch.equal(case.learned(model, torch.tensor(obs)), case.learned(model, torch.tensor(obs)))
+    learner.set_eval_mode()
+    for actions in greedy:
+        np.testing.assert_array_equal(actions, learner.act(obs, deterministic=True).actions)
+
+
+class Normalised(MLPQNetwork):
+    """Observations are normalised by batches."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, obs):
+        return super().forward(self.norm(obs))
+
+
+def test_batch_normalisation_learns_from_batches_and_acts_by_its_running_statistics(tiny):
+    from rl_training import DQN  # the managed class
+
+    agent = DQN(tiny("dqn", compile=False), network=Normalised)
+    agent.learn()  # in one environment, whose single row has no statistics
+    learner = agent.agent
+    learner.set_train_mode()
+    learned = {name: value.clone() for name, value in learner.q_network.norm.state_dict().items()}
+    assert learned["num_batches_tracked"] > 1
+    obs = 3 * np.random.default_rng(0).standard_normal((6, 4), np.float32)
+    alone = [int(learner.act(row[None], deterministic=True).actions[0]) for row in obs]
+    assert alone == learner.act(obs, deterministic=True).actions.tolist()
+    assert all(torch.equal(learner.q_network.norm.state_dict()[name], value) for name, value in learned.items())

@@ -9,7 +9,8 @@ model declares in ``REPLACED``; where any of them is overridden, by whatever mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from rl_training.models.variants import GELU
 __all__ = [
     "MOST_ROWS",
     "HostFunction",
+    "acting_mode",
     "altered",
     "device_of",
     "host_forward",
@@ -43,6 +45,7 @@ __all__ = [
 
 Layer = Callable[[np.ndarray, np.random.Generator | None, np.ndarray | None], np.ndarray]
 MOST_ROWS = 256  # beyond this, torch's threads and vectorised tanh win
+FOR_UPDATES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # whose training mode is for batches
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -51,16 +54,34 @@ def device_of(module: nn.Module) -> torch.device:
     return parameter.device if parameter is not None else torch.device("cpu")
 
 
+@contextlib.contextmanager
+def acting_mode(network: nn.Module) -> Iterator[None]:
+    """Batch normalisation by its running statistics, and no dropout: the rows that act together are no batch.
+
+    Other layers keep their mode: the noise of noisy ones explores.
+    """
+    switched = [part for part in network.modules() if part.training and isinstance(part, FOR_UPDATES)]
+    for part in switched:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in switched:
+            part.training = True
+
+
 @torch.no_grad()
 def with_arrays(network: nn.Module, function: Callable[..., Any], *arrays: Any) -> Any:
-    """Call ``function`` with the arrays (the first may be ``Sequences`` of them) as tensors on the network's device.
+    """Call ``function``, of a network that acts, with the arrays (the first may be ``Sequences`` of them) as tensors on
+    its device.
 
     The result is an array, or a tuple of arrays if the function returns several tensors.
     """
     device = device_of(network)
-    if isinstance(arrays[0], Sequences):
-        return arrays[0].through(device, function, *arrays[1:])
-    y = function(*arrays_to_device(device, *arrays))
+    with acting_mode(network):
+        if isinstance(arrays[0], Sequences):
+            return arrays[0].through(device, function, *arrays[1:])
+        y = function(*arrays_to_device(device, *arrays))
     return to_host(*y) if isinstance(y, tuple) else to_host(y)[0]
 
 
