@@ -102,10 +102,11 @@ class SAC(ActorCritic):
         obs, next_obs = self._observations(batch)
         alpha = self.log_alpha.coefficient()
 
-        both = self.model.sample_actions(torch.cat([obs, next_obs]), noise=batch["noise"])  # one pass of the actor
-        (actions, next_actions), (logp, next_logp) = both.actions.chunk(2), both.logprobs.chunk(2)
+        noise, next_noise = batch["noise"].chunk(2)
+        actions, logp = self.model.sample_actions(obs, noise=noise)
 
         with torch.no_grad():  # r + γ (min Q' - α log π)
+            next_actions, next_logp = self.model.sample_actions(next_obs, noise=next_noise)
             next_q = torch.stack(self.target_model.q_values(next_obs, next_actions)).amin(0)
             target = td_target(batch, next_q - alpha * next_logp if self._backup_entropy else next_q, self._gamma)
 
