@@ -102,10 +102,11 @@ def trained_to(level: Level, seed: int, folder: Path) -> Path:
         run_dir = spec.train(config).run_dir
     else:
         run_dir = begun.parent
-        if how_it_ended(run_dir) not in (StopKind.EARLY, StopKind.FINISHED):
+        kind = how_it_ended(run_dir)
+        if kind is None or not (kind is StopKind.EARLY or kind.reached_total):
             resume_training(run_dir)
     kind = how_it_ended(run_dir)
-    if kind is StopKind.FINISHED:
+    if kind is not None and kind.reached_total:
         raise CannotBeMade(f"seed {seed} did not reach {level.target:g} within {level.most_steps:,} steps")
     if kind is not StopKind.EARLY:
         raise RuntimeError(f"seed {seed} was stopped; the same command goes on with it")
