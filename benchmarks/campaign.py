@@ -285,6 +285,7 @@ def start(folder: Path, workers: int) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
         pins = ["--constraint", str(checkout / "constraints.txt")]
         subprocess.run([str(python), "-m", "pip", "install", "-qq", *pins, "-e", f"{checkout}[{EXTRAS}]"], check=True)
+    refuse_unknown_fields(checkout, HERE / "campaign.yaml")
     shutil.copy(HERE / "campaign.yaml", folder / "queue.yaml")  # rows may be added while it runs
     for note in folder.glob("data_*.failed"):  # tried again
         note.unlink()
@@ -301,6 +302,18 @@ def start(folder: Path, workers: int) -> None:
             )  # fmt: skip
         (folder / f"worker-{process.pid}.pid").write_text(str(process.pid))
     print(f"{max(workers, going)} at work; python benchmarks/campaign.py status {folder}")
+
+
+def refuse_unknown_fields(checkout: Path, rows: Path) -> None:
+    """Refuse rows with fields that the checkout's commit does not know: workers that are under way would end at the sight of them."""
+    program = checkout / "benchmarks" / "campaign.py"
+    known = program.read_text() if program.exists() else None
+    used = {field for job in queue(rows) for field in job.row}
+    if known is not None and (unknown := sorted(field for field in used if f'"{field}"' not in known)):
+        raise SystemExit(
+            f"{checkout} is of a commit that does not know the fields {', '.join(unknown)} of {rows.name}: stop the workers, "
+            f"bring it up to date (git -C {checkout} pull), and start again"
+        )
 
 
 def recall(folder: Path, records: Path) -> None:

@@ -264,3 +264,30 @@ print(datasets.make_dataset("toy", Path({str(tmp_path)!r}), keep=Path({str(tmp_p
     assert len(list((tmp_path / "kept").rglob("config.yaml"))) == 1 and not (tmp_path / "toy.npz").exists()
     gone_on = subprocess.run([sys.executable, "-c", program, "go"], capture_output=True, text=True)
     assert gone_on.stdout.split()[-1] == "60", gone_on.stderr
+
+
+def test_an_older_checkout_is_not_given_rows_whose_fields_it_does_not_know(campaign, tmp_path):
+    program = tmp_path / "checkout" / "benchmarks" / "campaign.py"
+    program.parent.mkdir()
+    program.write_text((BENCHMARKS / "campaign.py").read_text())
+    campaign.refuse_unknown_fields(tmp_path / "checkout", BENCHMARKS / "campaign.yaml")
+    program.write_text(program.read_text().replace('"data"', '"other"'))
+    with pytest.raises(SystemExit, match=r"does not know the fields data of campaign\.yaml: stop the workers"):
+        campaign.refuse_unknown_fields(tmp_path / "checkout", BENCHMARKS / "campaign.yaml")
+
+
+def test_a_row_with_data_and_a_group_is_refused(campaign, tmp_path):
+    (tmp_path / "queue.yaml").write_text(ROWS.replace("data: toy-replay", "data: toy-replay, group: grids"))
+    with pytest.raises(SystemExit, match="bc/toy: datasets are made in the campaign's own environment"):
+        campaign.queue(tmp_path / "queue.yaml")
+
+
+def test_datasets_are_collected_beside_the_records(campaign, tmp_path, monkeypatch):
+    campaign.work(tmp_path)
+    monkeypatch.setattr(campaign, "HERE", tmp_path / "benchmarks")
+    campaign.collect(tmp_path)
+    results = tmp_path / "benchmarks" / "results"
+    noted = json.loads((results / "datasets" / "toy-replay.json").read_text())
+    record = json.loads((results / "campaign" / "bc_toy.json").read_text())
+    assert noted["sha256"] == record["data"]["sha256"] and noted["behaviour"]["algo"] == "sac"
+    assert record["mean"] == pytest.approx(sum(run["score"] for run in record["runs"]) / 2)
