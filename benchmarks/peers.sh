@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtual environment for each peer that speed.py measures: benchmarks/peers.sh [name ...]
+# Makes a virtual environment for each peer that speed.py and peer_learning.py run: benchmarks/peers.sh [name ...]
 set -eu
 folder=${PEERS:-$(dirname "$0")/.venvs}
 mkdir -p "$folder"
@@ -18,8 +18,8 @@ for peer in "${@:-sb3 sbx tianshou axiomrl d3rlpy mbrl imitation}"; do
       sbx) make_peer sbx sbx-rl "gymnasium[mujoco]" ;;
       tianshou) make_peer tianshou tianshou ;;
       axiomrl) make_peer axiomrl axiomrl ;;
-      imitation) make_peer imitation imitation ;;
-      d3rlpy) make_peer d3rlpy d3rlpy ;;
+      imitation) make_peer imitation imitation "gymnasium[mujoco]" ;;
+      d3rlpy) make_peer d3rlpy d3rlpy "gymnasium[mujoco]" ;;
       mbrl)  # mbrl-lib pins packages that no longer install; its models and planners need only these
         make_peer mbrl hydra-core gymnasium tqdm termcolor matplotlib imageio sk-video
         "$folder/mbrl/bin/pip" install --quiet --no-deps mbrl ;;

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import from_data
 import pictures
 from rl_training.analysis import report
 from rl_training.analysis.comparison import finals
@@ -27,7 +28,8 @@ NOTE = (
     "the interquartile mean over seeds, and of three seeds little more than their range. Core-hours are those of all seeds. Records under "
     "defaults/ have bare defaults, those under learning/ packaged presets, those under campaign/ what benchmarks/campaign.yaml says. "
     "Published figures are others' measurements at the nearest number of steps, with their own protocol; where their task is an older "
-    "version (Hopper-v3 beside Hopper-v5), so is the simulator."
+    "version (Hopper-v3 beside Hopper-v5), so is the simulator. Records learning/*/hopper_medium_replay are of an earlier dataset of that "
+    "name, the replay of a beginner (mean return 264)."
 )
 
 
@@ -68,11 +70,13 @@ def command(record: dict[str, Any]) -> str:
 def runs_of(record: dict[str, Any]) -> list[RunRecord]:
     """A record's runs as the report knows runs."""
     shared = {name: record.get(name) for name in ("git", "versions", "hardware", "started")}
+    env_id = record["config"]["env_id"]  # what was learned from data stands apart from what was learned online
+    env_id = f"{env_id}, from {record['data']['name']}" if "data" in record else env_id
     return [
         RunRecord(
             name=f"{record['preset']} seed {run['seed']}",
             path=Path(record["preset"]) / str(run["seed"]),
-            config={**record["config"], "seed": run["seed"]},
+            config={**record["config"], "env_id": env_id, "seed": run["seed"]},
             metadata={**shared, "status": "finished", "seconds": run["seconds"], "command": command(record).split()},
             metrics=RunMetrics(
                 evaluations=Curve(*map(list, zip(*run["curve"]))) if run["curve"] else Curve([], []),
@@ -139,7 +143,7 @@ def row(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 def markdown(found: list[dict[str, Any]], known: dict[str, Any]) -> str:
     from rl_training.experiment.runs import dump_yaml
 
-    rows = [row(record, known) for record in found]
+    rows = [row(record, known) for record in found if "data" not in record]
     configs = "\n".join(
         f"<details><summary><code>{record['folder']}/{record['preset']}</code></summary>\n\n```yaml\n{dump_yaml(record['config'])}```\n\n</details>\n"
         for record in found
@@ -148,17 +152,19 @@ def markdown(found: list[dict[str, Any]], known: dict[str, Any]) -> str:
     return (
         f"# {TITLE}\n\nWritten by `make report` from the records in `benchmarks/results/` and `benchmarks/published.yaml`; the same with\n"
         f"curves is in [index.html](index.html), how the records came about in [benchmarks](../benchmarks.md).\n\n{NOTE}\n\n"
-        f"{as_markdown(rows)}\n\n## Sources\n{sources}\n\n## Configs\nThe seed of each run is in its command.\n\n{configs}"
+        f"{as_markdown(rows)}\n\n## Learned from data\n{from_data.NOTE}\n\n{from_data.table(found, known)}\n\n## Sources\n{sources}\n\n## Configs\nThe seed of each run is in its command.\n\n{configs}"
     )
 
 
 def page(found: list[dict[str, Any]], known: dict[str, Any]) -> str:
-    rows = [row(record, known) for record in found]
+    rows = [row(record, known) for record in found if "data" not in record]
     heads, body = cells([{**line, "command": line["command"].strip("`")} for line in rows])
     newest = max(record["started"] for record in found)[:10]
-    table = report.ExtraTable("Beside published figures", NOTE, heads, body)
+    tables = [report.ExtraTable("Beside published figures", NOTE, heads, body)]
+    if learned := [from_data.row(record, known) for record in found if "data" in record]:
+        tables.append(report.ExtraTable("Learned from data", from_data.NOTE, *cells(learned)))
     runs = [run for record in found for run in runs_of(record)]
-    return report.build_page(runs, title=TITLE, made=f"from records up to {newest}", tables=[table])
+    return report.build_page(runs, title=TITLE, made=f"from records up to {newest}", tables=tables)
 
 
 def stale(found: list[dict[str, Any]], known: dict[str, Any]) -> list[str]:

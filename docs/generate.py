@@ -14,6 +14,7 @@ from pathlib import Path
 import option_types
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import from_data
 import report
 from rl_training.envs.options import AtariOptions, EnvOptions, PartsOptions, PixelOptions, RewardOptions
 from rl_training.experiment.config import TrainConfig
@@ -65,7 +66,7 @@ def results_table(algo: str | None = None, folder: str = "learning") -> str:
         "|---|---|---|---|---|---|",
     ]
     for result in learning(folder):
-        if algo not in (None, result["algo"]):
+        if algo not in (None, result["algo"]) or "data" in result:  # those have a table of their own
             continue
         figure = result.get("figure", "return_mean")
         seeds = ", ".join(f"{run[figure]:{'.0f' if abs(run[figure]) >= 10 else '.3g'}}" for run in result["runs"])
@@ -224,6 +225,8 @@ def task(record: dict) -> str:
     """The environment, which entries of its observations are left where some are hidden, and the data that is learned from."""
     kept = record["config"]["env_kwargs"].get("wrappers", {}).get("keep")
     name = record["env_id"].rsplit(":", 1)[-1]
+    if "data" in record:
+        return f"{name}, from {record['data']['name']} (its own score {record['data']['score_mean']:.0f})"
     parts = [] if kept is None else [f"entries {', '.join(map(str, kept))} only"]
     options = record["config"]["algo_kwargs"]
     parts += [f"with an {options['recurrent'].upper()}"] if options.get("recurrent") else []
@@ -264,12 +267,13 @@ def headlines_table() -> str:
     ]
     for name in report.yaml(ROOT / "benchmarks" / "headlines.yaml"):
         record = json.loads((RESULTS / f"{name}.json").read_text())
+        scored = "data" in record
         cells = (
             ALGORITHMS[record["algo"]].public,
             task(record),
             steps(record["total_timesteps"]),
-            learned(record) + judged_otherwise(record),
-            report.nearest(record, known),
+            learned(record) + judged_otherwise(record) + (" (normalised score)" if scored else ""),
+            (from_data.published_score if scored else report.nearest)(record, known),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -286,6 +290,8 @@ def page(text: str) -> str:
             "results": lambda: results_table(what or None),
             "defaults": lambda: results_table(folder="defaults"),
             "campaign": lambda: results_table(folder="campaign"),
+            "data": lambda: from_data.table(learning("campaign"), report.published()),
+            "datasets": from_data.datasets_table,
             "speed": lambda: speed_table(fastest=what == "peers"),
             "fractions": fractions_table,
             "serving": serving_table,
