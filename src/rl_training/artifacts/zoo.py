@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from rl_training.artifacts.zoo_source import LocalZoo, ZooError, ZooSource
 from rl_training.base.errors import printable
 from rl_training.base.files import lock_folder, open_regular, real_folder, regular_file, write_together
-from rl_training.experiment.checkpointing import SUFFIX
 
 __all__ = ["Fetched", "ZooAgent", "checked_name", "fetch_agent", "put_agent", "read_zoo", "zoo_agent"]
 
-INDEX, FORMAT, CARD = "zoo.json", 1, ".md"
+INDEX, FORMAT = "zoo.json", 1
+SUFFIX, CARD = ".ckpt", ".md"
 MOST_INDEX, MOST_CARD, MOST_CHECKPOINT = 1 << 22, 1 << 20, 1 << 32  # bytes
 MOST_AGENTS = 10_000
 LONGEST = 200  # characters of a name or a path

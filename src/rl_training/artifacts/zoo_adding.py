@@ -79,7 +79,8 @@ def add_agent(
     slim.metadata |= {"made_by": made_by, "last_eval": scores}
     told = CardFacts(
         name=name, config=config, steps=steps, evaluation=scores, how_evaluated=how_evaluated, facts=facts,
-        commit=made_by["commit"], versions=made_by["versions"], parent=made_by["parent"], command=command, limits=limits,
+        commit=made_by["commit"], versions=made_by["versions"], parent=made_by["parent"],
+        command=command, limits=limits,
     )  # fmt: skip
     entry = {
         "algo": config.algo, "env_id": config.env_id, "steps": steps, "seed": config.seed,

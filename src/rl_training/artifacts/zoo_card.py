@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from rl_training.artifacts.zoo_use import next_commands, trust_note
 from rl_training.base.errors import printable
 from rl_training.base.options import ConfigError
-from rl_training.base.trust import modules_named
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec, get_entry
 from rl_training.experiment.runs import dump_yaml
@@ -28,7 +27,6 @@ __all__ = [
     "write_card",
 ]
 
-PLAIN = re.compile(r"[A-Za-z0-9][\w./-]*").fullmatch  # of an environment that no module is imported for
 LIMITS = (
     "Evaluated in its own task alone, as above. How it acts in other versions of the task, under other time limits, "
     "with other observations or with noise was not tried."
@@ -93,26 +91,6 @@ def training_command(config: TrainConfig) -> str:
     for name, value in (changed | settings).items():
         words += ["--set", f"{name}={json.dumps(value)}"]
     return shlex.join(words)
-
-
-def next_commands(file: str, algo: str, env_id: str) -> list[str]:
-    """What can be done with an agent's file. A module that it names is never one that a command trusts by itself."""
-    name = shlex.quote(printable(file))
-    own = f"--algo {algo} --env {env_id}" if PLAIN(env_id) and PLAIN(algo) else "..."
-    return [
-        f"rl-training eval {name}",
-        f"rl-training video {name} -o agent.mp4",
-        f"rl-training train {own} --init-from {name}",
-    ]
-
-
-def trust_note(env_id: str, env_kwargs: Any = None) -> str:
-    """A line about the modules of others whose code an agent's environment is; empty if there are none."""
-    modules = modules_named(env_id, env_kwargs)
-    if not modules:
-        return ""
-    flags = " ".join(f"--trust {printable(module)}" for module in modules)
-    return f"Its environment is code of {', '.join(map(printable, modules))}: if you trust that, add {flags}"
 
 
 def write_card(told: CardFacts) -> str:

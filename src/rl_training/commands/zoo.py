@@ -96,7 +96,7 @@ def _print_table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
 
 def _get(args: argparse.Namespace) -> None:
     from rl_training.artifacts.zoo import fetch_agent, read_zoo, zoo_agent
-    from rl_training.artifacts.zoo_card import next_commands, trust_note
+    from rl_training.artifacts.zoo_use import next_commands, trust_note
 
     source = _source(args)
     agent = zoo_agent(read_zoo(source), args.name, source)
