@@ -23,7 +23,7 @@ from rl_training import PPO, TrainConfig
 from rl_training.artifacts import zoo_source as sources
 from rl_training.artifacts.zoo import fetch_agent, put_agent, read_zoo, zoo_agent
 from rl_training.artifacts.zoo_adding import add_agent, default_name
-from rl_training.artifacts.zoo_card import changed_options, training_command
+from rl_training.artifacts.zoo_card import non_default_options, training_command
 from rl_training.artifacts.zoo_source import LocalZoo, WebZoo, ZooError, zoo_source
 from rl_training.base.files import UnusualFile
 from rl_training.cli import _parsed, main
@@ -121,7 +121,7 @@ def test_the_card_says_what_the_agent_is_and_its_command_makes_the_same_config(r
     assert command in card
     again = resolved(_parsed(shlex.split(command)[1:]))
     assert again.algo_kwargs.items() <= config.algo_kwargs.items()
-    assert changed_options(again) == changed_options(config) and again.seed == 3
+    assert non_default_options(again) == non_default_options(config) and again.seed == 3
 
 
 def test_an_agents_default_name_is_its_algorithm_and_its_task(tmp_path):

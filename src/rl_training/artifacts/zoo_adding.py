@@ -65,16 +65,11 @@ def add_agent(
     with raise_on_mismatch():
         slim = slim_copy(state)
         steps = Saved(state.trainer_state, ("step",), state.trainer_state).count("step")
-        recorded = evaluated_as_saved(state)
-        scores = None if evaluation is None else dict(evaluation)
-        if scores is None and recorded is not None and episodes is None:
-            scores, how_evaluated = recorded, "by its run, of this very checkpoint, with deterministic actions"
         # what cannot be loaded again is of no use to anybody
         get_algorithm_spec(config.algo).load(config, slim, "cpu", spaces=spaces)
-    if scores is None:
-        scores = _evaluated(slim, episodes)
-        how_evaluated = "for this card, in episodes that had no part in choosing it, with deterministic actions"
-    scores = _checked_scores(scores, found)
+    if evaluation is None:
+        evaluation, how_evaluated = _evaluation(state, slim, episodes)
+    scores = _checked_scores(evaluation, found)
     made_by = _made_by(found, state)
     slim.metadata |= {"made_by": made_by, "last_eval": scores}
     told = CardFacts(
@@ -106,13 +101,19 @@ def _known_spaces(state: CheckpointState) -> Spaces | None:
         return None if facts is None else Spaces.of_facts(facts)
 
 
-def _evaluated(slim: CheckpointState, episodes: int | None) -> dict[str, float]:
+def _evaluation(state: CheckpointState, slim: CheckpointState, episodes: int | None) -> tuple[Mapping[str, float], str]:
+    """The evaluation of a checkpoint, and where it comes from."""
+    with raise_on_mismatch():
+        recorded = evaluated_as_saved(state)
+    if recorded is not None and episodes is None:
+        return recorded, "by its run, of this very checkpoint, with deterministic actions"
     config = config_of(slim)  # whose environment is made now
     config = config.replace(seed=config.seed + OTHER_SEEDS)
     count = max(EPISODES, config.eval_episodes) if episodes is None else episodes
     if count < 1:
         raise ZooError(f"--episodes should be at least 1, got {count}")
-    return get_algorithm_spec(config.algo).evaluate_fn(config, slim, "cpu", count)
+    metrics = get_algorithm_spec(config.algo).evaluate_fn(config, slim, "cpu", count)
+    return metrics, "for this card, in episodes that had no part in choosing it, with deterministic actions"
 
 
 def _checked_scores(scores: Mapping[str, Any], found: Path) -> dict[str, float]:

@@ -20,7 +20,7 @@ __all__ = [
     "LIMITS",
     "ROWS",
     "CardFacts",
-    "changed_options",
+    "non_default_options",
     "next_commands",
     "training_command",
     "trust_note",
@@ -55,7 +55,7 @@ class CardFacts:
     limits: str = LIMITS
 
 
-def changed_options(config: TrainConfig) -> dict[str, Any]:
+def non_default_options(config: TrainConfig) -> dict[str, Any]:
     """The options of a run that shape what it learns and differ from their defaults, as a config has them."""
     fields = TrainConfig.model_fields
     untold = {*TrainConfig.CHANGEABLE, *UNTOLD, "init_from", "init_parts", "init_optimizer", "init_replay"}
@@ -86,7 +86,7 @@ def training_command(config: TrainConfig) -> str:
     """The command that trains an agent of this config anew."""
     words = ["rl-training", "train", "--algo", config.algo, "--env", config.env_id, "--seed", str(config.seed)]
     words += ["--total-timesteps", str(config.total_timesteps)]
-    changed = changed_options(config)
+    changed = non_default_options(config)
     settings = {f"algo_kwargs.{name}": value for name, value in changed.pop("algo_kwargs", {}).items()}
     for name, value in (changed | settings).items():
         words += ["--set", f"{name}={json.dumps(value)}"]
@@ -111,7 +111,7 @@ def write_card(told: CardFacts) -> str:
         "commit": told.commit or "not known",
         "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()) or "not known",
     }
-    changed = changed_options(config)
+    changed = non_default_options(config)
     options = f"```yaml\n{dump_yaml(changed)}```" if changed else "None."
     get = f"rl-training zoo get {told.name}"
     file = told.name.replace("/", "-") + ".ckpt"
