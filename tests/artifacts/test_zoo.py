@@ -190,6 +190,7 @@ def test_a_return_is_that_of_the_very_checkpoint(run, tmp_path):
     del state.metadata["notes"]  # as in best.ckpt
     best = add_agent(save_checkpoint(tmp_path / "best.ckpt", state), tmp_path / "zoo", episodes=4)
     assert best.return_mean < 600 and best.episodes == 4
+    assert best.return_mean != evaluate_checkpoint(tmp_path / "best.ckpt", 4)["eval_return_mean"]  # other episodes
     assert "had no part in choosing it" in (tmp_path / "zoo" / best.card).read_text()
 
 
@@ -309,6 +310,8 @@ def test_links_in_a_local_zoo_are_not_followed(zoo, tmp_path, capsys):
     file.rename(tmp_path / "elsewhere.ckpt")
     file.symlink_to(tmp_path / "elsewhere.ckpt")
     assert "symbolic link" in refused(capsys, "zoo", "get", NAME)
+    file.unlink()
+    (tmp_path / "elsewhere.ckpt").rename(file)
     (zoo / "ppo").rename(tmp_path / "moved")
     (zoo / "ppo").symlink_to(tmp_path / "moved")
     assert "symbolic link" in refused(capsys, "zoo", "get", NAME)

@@ -21,9 +21,7 @@ __all__ = [
     "ROWS",
     "CardFacts",
     "non_default_options",
-    "next_commands",
     "training_command",
-    "trust_note",
     "write_card",
 ]
 

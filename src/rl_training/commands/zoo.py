@@ -23,7 +23,8 @@ VARIABLE, FOLDER = "RL_TRAINING_ZOO", "zoo"
 def add(command: Command) -> None:
     """Add the commands of this module."""
     zoo = command("zoo", _list, "trained agents: list them, get one, add one")
-    actions = zoo.add_subparsers(dest="what", required=True, metavar="list|get|add", parser_class=type(zoo))
+    below_it: dict[str, Any] = {"metavar": "list|get|add", "help": "what to do", "parser_class": type(zoo)}
+    actions = zoo.add_subparsers(dest="what", required=True, **below_it)
 
     def below(name: str, run: Action, summary: str) -> argparse.ArgumentParser:
         parser = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
