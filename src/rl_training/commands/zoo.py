@@ -27,7 +27,9 @@ def add(command: Command) -> None:
     actions = zoo.add_subparsers(dest="what", required=True, **below_it)
 
     def below(name: str, run: Action, summary: str) -> argparse.ArgumentParser:
-        parser = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        parser: argparse.ArgumentParser = actions.add_parser(
+            name, help=summary, description=summary, allow_abbrev=False
+        )
         parser.set_defaults(run=run, parser=parser)
         return parser
 
