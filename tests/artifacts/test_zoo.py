@@ -140,7 +140,7 @@ def test_the_listing_shows_each_agent_and_json_all_that_is_known(zoo, capsys):
     assert listed == {"source": str(zoo), **{"agents": json.loads((zoo / "zoo.json").read_text())["agents"]}}
 
 
-def test_listing_loads_no_torch_and_works_where_the_variable_says(zoo, tmp_path, monkeypatch, capsys):
+def test_a_zoo_is_found_where_the_variable_says(zoo, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RL_TRAINING_ZOO", str(zoo))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -572,7 +572,7 @@ def test_another_url_is_refused(text, zoo, capsys):
     assert "URL" in line and "pw" not in line
 
 
-def test_neither_listing_nor_getting_loads_torch(zoo):
+def test_listing_and_getting_load_no_torch(zoo):
     program = "import sys; from rl_training.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     for words in (["zoo", "list"], ["zoo", "get", NAME]):
         assert subprocess.run([sys.executable, "-c", program, *words], capture_output=True).returncode == 0
