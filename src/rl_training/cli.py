@@ -17,7 +17,7 @@ from rl_training.base.signals import StoppedAtOnce
 from rl_training.base.stop_kind import RESUMABLE
 from rl_training.base.streams import flush_or_silence, say, silence
 from rl_training.base.trust import trust_modules
-from rl_training.commands import agents, completion, data, environments, experiments, info, results, train
+from rl_training.commands import agents, completion, data, environments, experiments, info, results, train, zoo
 from rl_training.commands.flags import settle_checkpoint
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     choices: Any = next(action for action in parser._actions if action.dest == "command").choices
-    command = choices[args.command]
+    command = getattr(args, "parser", choices[args.command])  # of a command below a command
     rest, problem = settle_checkpoint(args, rest)
     if rest:
         option = next((word.partition("=")[0] for word in rest if word.startswith("-")), "")
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    for module in (train, agents, data, environments, info, experiments, results):
+    for module in (train, agents, data, environments, info, experiments, results, zoo):
         module.add(command)
     completion.add(command, commands.choices)
     return parser

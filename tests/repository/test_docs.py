@@ -95,6 +95,7 @@ assert said[-1] in ('1', '2', '3', '4') and all(0 <= rate <= 1 for rate in rates
     "simulators.md-0": "assert int(said[-1]) == 800 and runs[0].config['async_collection'] and runs[0].gradient_steps > 500",
     "simulators.md-1": "assert float(said[-1]) == 3 and runs[0].config['num_envs'] == 4",
     "td3_bc.md-0": TORQUE,
+    "zoo.md-0": "recorded, again = map(float, said[-1].split()); assert recorded == again and Path('cartpole.md').exists()",
     "transfer.md-0": """
 assert said[-1] == str(third.run_dir) != str(online.run_dir) and len(runs) == 3
 assert all(run.config['algo_kwargs']['hidden_sizes'] == [32, 32] for run in runs)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ __all__ = [
     "real_folder",
     "regular_file",
     "write_durably",
+    "write_together",
 ]
 
 MOST_BYTES = 1 << 26  # of a file that is read at once: no config, note or manifest comes near
@@ -126,24 +127,41 @@ def lock_folder(folder: Path, patience: float = 0.0) -> Iterator[None]:
         lock.release()
 
 
-def write_durably(path: Path, pieces: list[Any]) -> None:
+def write_durably(path: Path, pieces: Iterable[Any]) -> None:
     """Write a file whole or not at all: temporary file, fsync, rename, fsync of the folder."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    write_together({path: pieces})
+
+
+def write_together(files: Mapping[Path, Iterable[Any]]) -> None:
+    """Write several files, each whole or not at all, and none of them before the content of all is on the disk.
+
+    They take their places one by one, in this order. An error while a content is made or written changes nothing.
+    """
+    staged: dict[Path, Path] = {}
     try:
-        partial.unlink(missing_ok=True)  # a link that waits under this name is not followed
-        with open(partial, "xb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        for path, pieces in files.items():
+            staged[path] = path.with_name(f".{path.name}.{os.getpid()}.partial")
+            _write_partial(staged[path], pieces)
+        for path, partial in staged.items():
+            os.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        for partial in staged.values():
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
         raise
     if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        for place in dict.fromkeys(path.parent for path in files):
+            folder = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _write_partial(partial: Path, pieces: Iterable[Any]) -> None:
+    partial.unlink(missing_ok=True)  # a link that waits under this name is not followed
+    with open(partial, "xb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())

@@ -56,7 +56,7 @@ def _entry(parser: argparse.ArgumentParser) -> CompletionEntry:
     flags: list[Flag] = []
     words: list[str] = []
     files = False
-    for action in parser._actions:
+    for action in _actions(parser):
         if action.option_strings:
             values = None if action.nargs == 0 else _values(action)
             flags.append(Flag(tuple(action.option_strings), action.help or "", values))
@@ -65,6 +65,17 @@ def _entry(parser: argparse.ArgumentParser) -> CompletionEntry:
             words += taken.words
             files = files or taken.files
     return CompletionEntry(parser.description or "", flags, Values(tuple(words), files))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """What a command takes, and the commands below it, each flag once."""
+    seen: set[str] = set()
+    for action in parser._actions:
+        below = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        for one in (action, *(inner for sub in below for inner in _actions(sub))):
+            if not seen.intersection(one.option_strings):
+                seen.update(one.option_strings)
+                yield one
 
 
 def _values(action: argparse.Action) -> Values:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
 
 __all__ = [
+    "AGENT",
     "Action",
     "Command",
     "checkpoint_argument",

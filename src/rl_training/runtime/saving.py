@@ -23,6 +23,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import RunContext
 from rl_training.runtime.counters import Counters
+from rl_training.runtime.slim import is_slim
 
 if TYPE_CHECKING:
     from rl_training.algorithms.base import Learner
@@ -137,6 +138,11 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 def refuse_agent_alone(state: CheckpointState) -> None:
     """Refuse to resume a checkpoint without the state of its loop, before anything is made."""
+    if is_slim(state):
+        raise CannotResume(
+            "this checkpoint is slim (of a zoo): it holds networks without optimizers and cannot be resumed; a new run "
+            "can start with its networks (--init-from, or init_from=)"
+        )
     if state.buffer_state is None:
         raise CannotResume(
             "this checkpoint holds the agent alone (a 'best', or a file of agent.save) and cannot be resumed; a new "

@@ -23,7 +23,6 @@ from rl_training.envs.watchdog import Watchdog
 from rl_training.experiment.checkpointing import (
     CheckpointError,
     CheckpointState,
-    agent_state,
     raise_on_mismatch,
 )
 from rl_training.experiment.config import TrainConfig
@@ -52,6 +51,8 @@ from rl_training.runtime.loops.base import Loop
 from rl_training.runtime.options import AlgorithmOptions, Task
 from rl_training.runtime.prediction import predict
 from rl_training.runtime.run import Run
+from rl_training.runtime.saving import refuse_agent_alone
+from rl_training.runtime.slim import loadable_state
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.transfer import adopted_options, continued_options, start_from, take_replay
 from rl_training.tracking.loggers import Logger, Loggers
@@ -253,6 +254,7 @@ class AlgorithmSpec:
         """Refuse a checkpoint from which a run of this config cannot go on."""
         self.options(config)
         self._check_origin(state)
+        refuse_agent_alone(state)
         _check_env(state, config, env)
         _require_num_envs(state, config.num_envs)
 
@@ -278,7 +280,7 @@ class AlgorithmSpec:
         plan = self._plan(config, spaces, network, device)
         agent = self._built(options, plan, checkpoint_state)
         with raise_on_mismatch():
-            agent.load_state_dict(agent_state(checkpoint_state))
+            agent.load_state_dict(loadable_state(agent, checkpoint_state))
         agent.set_eval_mode()
         return agent, plan.spaces
 

@@ -24,6 +24,7 @@ from rl_training.experiment.registry import ALGORITHMS, get_algorithm_spec
 from rl_training.experiment.runs import find_checkpoint
 from rl_training.optim.flat import FlatOptimizer
 from rl_training.runtime.counterparts import CRITICS_FORM, AgentParts, PartTensors, Route, partners_of, policy_of, route
+from rl_training.runtime.slim import is_slim, named_optimizers, saved_optimizers
 
 if TYPE_CHECKING:
     from rl_training.runtime.loops.base import Loop
@@ -284,9 +285,12 @@ class _Transfer:
 
     def take_optimizers(self) -> list[str]:
         """The state of every optimizer all of whose parameters were taken."""
-        saved = dict(_saved_optimizers(self._saved))
+        if is_slim(self._state):
+            problem = "the agent comes from a slim checkpoint (of a zoo), which holds no optimizers; leave it off"
+            raise ConfigError([(("init_optimizer",), problem)])
+        saved = dict(saved_optimizers(self._saved))
         taken = []
-        for name, optimizer in _optimizers(self._agent):
+        for name, optimizer in named_optimizers(self._agent):
             other = next((n for n in (name, f"policy.{name}", name.removeprefix("policy.")) if n in saved), None)
             if other is None or not all(p.data_ptr() in self._whole for p in optimizer.params):
                 continue
@@ -323,7 +327,8 @@ def take_replay(loop: Loop, config: TrainConfig, origin: Origin) -> None:
     _, state = find_checkpoint(origin.path, buffers=True)
     saved = (state.buffer_state or {}).get("replay")
     if not isinstance(saved, dict):
-        raise _no_replay(f"{origin.path} holds no replay buffer")
+        slim = ", as it is a slim checkpoint (of a zoo)" if is_slim(state) else ""
+        raise _no_replay(f"{origin.path} holds no replay buffer{slim}")
     try:
         replay.take_over(saved, int(state.config.get("num_envs", 1)))
     except ValueError as error:
@@ -333,22 +338,6 @@ def take_replay(loop: Loop, config: TrainConfig, origin: Origin) -> None:
 
 def _no_replay(problem: str) -> ConfigError:
     return ConfigError([(("init_replay",), problem)])
-
-
-def _optimizers(learner: Learner, prefix: str = "") -> Iterator[tuple[str, FlatOptimizer]]:
-    for name, part in learner._parts().items():
-        if isinstance(part, Learner):
-            yield from _optimizers(part, f"{prefix}{name}.")
-        elif isinstance(part, FlatOptimizer):
-            yield f"{prefix}{name}", part
-
-
-def _saved_optimizers(saved: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, part in saved.items():
-        if isinstance(part, dict) and name.endswith("optimizer"):
-            yield f"{prefix}{name}", part
-        elif isinstance(part, dict):
-            yield from _saved_optimizers(part, f"{prefix}{name}.")
 
 
 def _units(learner: Learner, prefix: str = "") -> Iterator[tuple[str, PartTensors]]:
