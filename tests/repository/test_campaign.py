@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_training import Callback
+from interruptions import every_run_stops
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROWS = """
@@ -49,19 +49,10 @@ def test_every_run_of_the_queue_ends_in_a_record(campaign, tmp_path):
     assert "| ppo/first | 2/2 |" in text and "| ppo/second | 1/1 |" in text
 
 
-def test_an_interrupted_campaign_goes_on_where_it_was(campaign, tmp_path, monkeypatch):
-    from rl_training.runtime import spec
-
-    class StopOnce(Callback):
-        def on_update_end(self, trainer, result):
-            trainer.request_stop("for a while")
-
-    controls = spec.build_control_callbacks
-    monkeypatch.setattr(spec, "build_control_callbacks", lambda config: [*controls(config), StopOnce()])
-    with pytest.raises(RuntimeError, match="was stopped; the same command goes on with it"):
+def test_an_interrupted_campaign_goes_on_where_it_was(campaign, tmp_path):
+    with every_run_stops(), pytest.raises(RuntimeError, match="was stopped; the same command goes on with it"):
         campaign.work(tmp_path)
     assert not (tmp_path / "records").exists() and "0/2 (+1 begun)" in campaign.status(tmp_path)
-    monkeypatch.setattr(spec, "build_control_callbacks", controls)
     campaign.work(tmp_path)
     assert len(list((tmp_path / "runs" / "ppo_first" / "1").glob("*/config.yaml"))) == 1  # resumed, not begun anew
     assert [len(record["runs"]) for record in records(tmp_path).values()] in ([2, 1], [1, 2])

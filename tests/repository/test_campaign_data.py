@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_training import Callback
+from interruptions import every_run_stops
 from rl_training.data.dataset_files import read_npz
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -96,19 +96,10 @@ def test_data_of_a_level_is_the_same_for_the_same_seeds_and_names_its_agents(cam
     assert len(datasets.of_level(drawn, tmp_path / "runs")) == 30  # of the agent that was kept
 
 
-def test_data_whose_making_was_stopped_goes_on_where_it_was(campaign, tmp_path, monkeypatch):
-    from rl_training.runtime import spec
-
-    class StopOnce(Callback):
-        def on_update_end(self, trainer, result):
-            trainer.request_stop("for a while")
-
-    controls = spec.build_control_callbacks
-    monkeypatch.setattr(spec, "build_control_callbacks", lambda config: [*controls(config), StopOnce()])
-    with pytest.raises(RuntimeError, match="was stopped; the same command goes on with it"):
+def test_data_whose_making_was_stopped_goes_on_where_it_was(campaign, tmp_path):
+    with every_run_stops(), pytest.raises(RuntimeError, match="was stopped; the same command goes on with it"):
         campaign.work(tmp_path)
     assert not Path("data/toy-replay.npz").exists() and "| toy-replay | begun |" in campaign.status(tmp_path)
-    monkeypatch.setattr(spec, "build_control_callbacks", controls)
     campaign.work(tmp_path)
     assert len(list((tmp_path / "runs" / "data_toy-replay" / "1").glob("*/config.yaml"))) == 1  # resumed
     import datasets
