@@ -252,10 +252,13 @@ def algorithms_table() -> str:
 
 
 def judged_otherwise(record: dict) -> str:
-    """How a record was judged, where it was not as usual."""
+    """How a record was judged, where it was not as usual: by the return of the last checkpoint's evaluation."""
     usual = "evaluation of the last checkpoint"
     judged: str = record.get("judged", usual)
-    return "" if judged == usual else f" ({judged.removeprefix(usual + ', ')})"
+    figure = {"success_rate": " (share of episodes that succeed)", "score": " (normalised score)"}
+    return figure.get(record.get("figure", ""), "") + (
+        "" if judged == usual else f" ({judged.removeprefix(usual + ', ')})"
+    )
 
 
 def headlines_table() -> str:
@@ -272,7 +275,7 @@ def headlines_table() -> str:
             ALGORITHMS[record["algo"]].public,
             task(record),
             steps(record["total_timesteps"]),
-            learned(record) + judged_otherwise(record) + (" (normalised score)" if scored else ""),
+            learned(record) + judged_otherwise(record),
             (from_data.published_score if scored else report.nearest)(record, known),
         )
         lines.append(f"| {' | '.join(cells)} |")
