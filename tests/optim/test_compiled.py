@@ -244,7 +244,7 @@ def test_no_other_value_of_the_switch_is_taken(value):
 def test_a_run_whose_compilation_failed_is_resumed_eagerly():
     agent = make(0.9, True)
     agent._updates.graphs[0].failed = "some reason"
-    assert Engine(True, 1).state_dict(agent) == {"compile": False, "threads": 1}
+    assert Engine(True, 1).state_dict(agent) == {"compile": False, "threads": 1, "onednn": False}
 
 
 # ---- one module knows torch's internals

@@ -102,6 +102,7 @@ def test_stopped_twice_equals_never_stopped(tiny, algo, env_id, num_envs):
             },
         ),
         ("sac", {"normalize_observations": True, "alpha": 0.1, "gradient_updates_per_step": 3}),
+        ("sac", {"hidden_sizes": [200, 200]}),  # wide enough for another library of matrix products
         (
             "dqn",
             {

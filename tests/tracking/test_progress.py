@@ -264,8 +264,9 @@ def _file(folder, text):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """A learner for whose networks four threads are useful."""
+    """A learner for whose networks four threads are useful, and oneDNN is not."""
     monkeypatch.setattr(engine, "_useful_threads", lambda learner: 4)
+    monkeypatch.setattr(engine, "_onednn_helps", lambda learner: False)
     return get_algorithm_spec("dqn")
 
 

@@ -1,5 +1,5 @@
-"""How updates run: compiled or not, on how many threads. Decided once for each run, stored with it, used again on
-resume.
+"""How updates run: compiled or not, on how many threads, and which library multiplies matrices. Decided once for each
+run, stored with it, used again on resume.
 
 A number of threads in the config is obeyed. ``auto`` goes by the width of the networks and the processors that are free
 to use, and takes no more than OMP_NUM_THREADS, which is how clusters and people with several runs divide a machine;
@@ -26,11 +26,13 @@ from rl_training.base.saved import Saved
 from rl_training.experiment.config import THREAD_LIMIT, TrainConfig
 from rl_training.models.cnn import Convolutions
 from rl_training.optim.compiled import cannot_compile, lacking
+from rl_training.optim.products import by_onednn, onednn_is_faster
 
 __all__ = ["Engine", "keep_freed_memory", "resolve_device", "set_precision"]
 
 WIDE = 256 * 256  # weights in a layer from which a second thread helps; below, threads only wait for each other
 MOST_THREADS = 4  # that a run chooses itself
+WIDE_FOR_ONEDNN = 200 * 200  # weights in a layer from which the faster products outweigh what calling oneDNN costs
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
@@ -64,29 +66,34 @@ class Engine:
     compile: Compile
     threads: int
     why: str = ""
+    onednn: bool = False  # multiplies matrices, instead of MKL
 
     @classmethod
     def choose(cls, config: TrainConfig, learner: Learner, expected_updates: int) -> Engine:
         """The engine of a new run, from its config and from the number of updates that it will make."""
         threads, on = _threads(config, learner)
+        onednn = _onednn_helps(learner)
+        on += ", products by oneDNN" if onednn else ""
         compiled, because = _compile(config.compile, learner, expected_updates)
         if not compiled:
-            return cls(False, threads, f"updates run eagerly, {on}: {because}")
+            return cls(False, threads, f"updates run eagerly, {on}: {because}", onednn)
         guarded = " with torch.compile's guards" if compiled == "safe" and learner.PARTS else ""
-        return cls(compiled, threads, f"updates are compiled{guarded}, {on}: {because}; the first one takes a while")
+        why = f"updates are compiled{guarded}, {on}: {because}; the first one takes a while"
+        return cls(compiled, threads, why, onednn)
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Engine:
         """The engine that a checkpoint's run began with."""
-        saved = Saved(state, ("compile", "threads"))
+        saved = Saved(state, ("compile", "threads"), optional=("onednn",))
         threads = saved.count("threads", least=1, most=THREAD_LIMIT)
         compiled: Compile = "safe" if saved["compile"] == "safe" else saved.flag("compile")
-        return cls(compiled, threads, f"updates run as before the stop, {_on(threads)}")
+        onednn = "onednn" in saved and saved.flag("onednn") and onednn_is_faster()  # else this is another processor
+        return cls(compiled, threads, f"updates run as before the stop, {_on(threads)}", onednn)
 
     def state_dict(self, learner: Learner | None = None) -> dict[str, Any]:
         """What a resumed run needs; with its learner, also that compiling failed."""
         compiled = self.compile if learner is None or learner.compiled else False
-        return {"compile": compiled, "threads": self.threads}
+        return {"compile": compiled, "threads": self.threads, "onednn": self.onednn}
 
     def prepare(self, learner: Learner) -> None:
         """Let the learner's updates run as decided."""
@@ -95,14 +102,15 @@ class Engine:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Threads set for the run and put back after it. Acting multiplies small matrices in numpy: one BLAS thread."""
+        """Threads and products set for the run and put back after it. Acting multiplies small matrices in numpy: one
+        BLAS thread."""
         from threadpoolctl import threadpool_limits
 
         keep_freed_memory()
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            with threadpool_limits(limits=1, user_api="blas"):
+            with threadpool_limits(limits=1, user_api="blas"), by_onednn(self.onednn):
                 yield
         finally:
             torch.set_num_threads(before)
@@ -166,11 +174,24 @@ def _threads(config: TrainConfig, learner: Learner) -> tuple[int, str]:
 
 
 def _useful_threads(learner: Learner) -> int:
-    modules = _modules(learner)
-    weights = [layer.weight for module in modules for layer in module.modules() if hasattr(layer, "weight")]
-    widest = max((w.shape[-1] * w.shape[-2] for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2), default=0)
-    convolutional = any(isinstance(w, torch.Tensor) and w.ndim == 4 for w in weights)
-    return min(processors(), MOST_THREADS) if widest >= WIDE or convolutional else 1
+    convolutional = any(w.ndim == 4 for w in _matrices(learner))
+    return min(processors(), MOST_THREADS) if _widest(learner) >= WIDE or convolutional else 1
+
+
+def _matrices(learner: Learner) -> list[torch.Tensor]:
+    """The weights of a learner's layers that are multiplied by."""
+    weights = [layer.weight for module in _modules(learner) for layer in module.modules() if hasattr(layer, "weight")]
+    return [w for w in weights if isinstance(w, torch.Tensor) and w.ndim >= 2]
+
+
+def _widest(learner: Learner) -> int:
+    """How many weights the widest of the layers has."""
+    return max((w.shape[-1] * w.shape[-2] for w in _matrices(learner)), default=0)
+
+
+def _onednn_helps(learner: Learner) -> bool:
+    on_cpu = all(w.device.type == "cpu" for w in _matrices(learner))
+    return on_cpu and _widest(learner) >= WIDE_FOR_ONEDNN and onednn_is_faster()
 
 
 def _environment_cap() -> int | None:
