@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -41,3 +42,14 @@ class Meter:
             "work": work,
         }
         print(json.dumps(line), flush=True)
+
+
+@contextlib.contextmanager
+def as_in_a_run():
+    """What a run sets for its updates, around a learner that is updated without one: memory, and who multiplies."""
+    from rl_training.optim.products import by_onednn, onednn_is_faster
+    from rl_training.runtime.engine import keep_freed_memory
+
+    keep_freed_memory()
+    with by_onednn(onednn_is_faster()):
+        yield

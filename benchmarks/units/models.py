@@ -8,12 +8,13 @@ mbpo_update        a policy update of MBPO, and of SAC alone for ``sac``
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from meter import THREADS, Meter
+from meter import THREADS, Meter, as_in_a_run
 
 unit, who = sys.argv[1], (sys.argv[2:] or ["ours"])[0]
 OBS, ACTIONS, ROWS, BATCH, IMAGINED = 17, 6, 20_000, 256, 10_500
@@ -48,9 +49,7 @@ def ours() -> None:
     from rl_training.algorithms.dynamics import EnsembleDynamics, ModelFit
     from rl_training.base.state import Rng
     from rl_training.models.mlp_mopo import MLPMOPOEnsembleModel
-    from rl_training.runtime.engine import keep_freed_memory
 
-    keep_freed_memory()
     if unit == "mbpo_update":
         return policy_updates("mbpo")
     model = MLPMOPOEnsembleModel(
@@ -100,9 +99,6 @@ def policy_updates(algo: str) -> None:
 
 
 def sac() -> None:
-    from rl_training.runtime.engine import keep_freed_memory
-
-    keep_freed_memory()
     policy_updates("sac")
 
 
@@ -173,4 +169,5 @@ def axiomrl() -> None:
     run({"ensemble_update": update, "ensemble_rollout": step, "pets_plan": plan}[unit])
 
 
-{"ours": ours, "sac": sac, "mbrl": mbrl, "axiomrl": axiomrl}[who]()
+with as_in_a_run() if who in ("ours", "sac") else contextlib.nullcontext():
+    {"ours": ours, "sac": sac, "mbrl": mbrl, "axiomrl": axiomrl}[who]()

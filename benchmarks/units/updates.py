@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from meter import THREADS, Meter
+from meter import THREADS, Meter, as_in_a_run
 
 unit, who = sys.argv[1], (sys.argv[2:] or ["ours"])[0]
 OBS, ACTIONS, ROWS, BATCH, STEPS = 17, 6, 20_000, 256, 20
@@ -32,10 +32,8 @@ def ours() -> None:
     from rl_training.envs.spaces import Spaces
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.registry import get_algorithm_spec
-    from rl_training.runtime.engine import keep_freed_memory
     from rl_training.runtime.spec import Blueprint
 
-    keep_freed_memory()
     spaces = Spaces((OBS,), np.dtype(np.float32), "box", (ACTIONS,), low=-np.ones(ACTIONS), high=np.ones(ACTIONS))
     algo = unit.split("_")[0]
     spec = get_algorithm_spec(algo)
@@ -46,7 +44,8 @@ def ours() -> None:
     buffer = ReplayBuffer(ROWS, (OBS,), (ACTIONS,), reuse=True)
     buffer.add(**data)
     rows = BATCH * (STEPS if algo == "rlpd" else 1)
-    run(lambda: agent.update(buffer.sample(rows), global_step=0).num_gradient_steps)
+    with as_in_a_run():
+        run(lambda: agent.update(buffer.sample(rows), global_step=0).num_gradient_steps)
 
 
 def network(sizes: list[int], norm: bool) -> torch.nn.Sequential:
