@@ -571,8 +571,11 @@ def test_only_learners_with_graphs_are_announced_as_guarded():
     class Graphs:
         PARTS, EAGER = ("_learn",), ""
 
-    class Kernels:
-        PARTS, EAGER = (), ""
+        def _parts(self):
+            return {}
+
+    class Kernels(Graphs):
+        PARTS = ()
 
     config = TrainConfig(algo="dreamer", env_id="X", compile="safe", threads=1)
     assert "guards" in Engine.choose(config, Graphs(), 10).why
